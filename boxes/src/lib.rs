@@ -1,1 +1,17 @@
-//! x
+//! Boxes: everything that `lilbox` does, for any program to call.
+//!
+//! - [`paths`], [`install`]: where state, sockets and our own files lie;
+//! - [`error`]: what goes wrong, with its code word and advice;
+//! - [`image`]: root file systems;
+//!
+//! This crate never prints, reads the environment or ends the process; its callers pass such things in. It has no
+//! async runtime: whatever waits, waits on descriptors.
+
+pub mod error;
+pub mod image;
+pub mod install;
+pub mod paths;
+
+pub use error::{Error, Result};
+pub use proto::code::Code;
+pub use proto::spec::{BoxId, BoxName, BoxSpec};

@@ -1,0 +1,1 @@
+//! Images: root file systems that boxes start from.

@@ -1,0 +1,45 @@
+//! What a command works with. The environment is read here and nowhere else.
+
+use crate::error::{CliError, Result};
+use boxes::install::Install;
+use boxes::paths::{Dirs, Environment};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// The directories and the installed files.
+#[derive(Debug, Clone)]
+pub struct Context {
+    /// State, data and sockets.
+    pub dirs: Dirs,
+    /// Our own files.
+    pub install: Install,
+}
+
+/// A variable of the environment; an empty one counts as not set.
+#[expect(clippy::disallowed_methods, reason = "this is the one place that reads the environment")]
+pub fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+impl Context {
+    /// Finds everything; makes nothing.
+    pub fn from_environment() -> Result<Self> {
+        let path = |name| variable(name).map(PathBuf::from);
+        let environment = Environment {
+            lilbox_home: path("LILBOX_HOME"),
+            home: path("HOME"),
+            config_home: path("XDG_CONFIG_HOME"),
+            state_home: path("XDG_STATE_HOME"),
+            data_home: path("XDG_DATA_HOME"),
+            runtime_dir: path("XDG_RUNTIME_DIR"),
+            temporary: "/tmp".into(),
+            uid: rustix::process::geteuid().as_raw(),
+        };
+        let program =
+            std::env::current_exe().map_err(CliError::io("find out where this program lies"))?;
+        Ok(Self {
+            dirs: Dirs::compute(&environment)?,
+            install: Install::locate(&program, path("LILBOX_SHARE"), path("LILBOX_VMM")),
+        })
+    }
+}
