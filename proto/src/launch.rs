@@ -62,6 +62,10 @@ pub struct LaunchRequest {
     pub boot_timeout_ms: u64,
     /// How long an orderly stop may take before the VMM ends by itself.
     pub stop_grace_ms: u64,
+    /// Whether the box ends with its parent: the launch channel then stays open after [`LaunchReply::Ready`], and the
+    /// VMM ends at once when the parent's end of it closes.
+    #[serde(default)]
+    pub tied_to_parent: bool,
 }
 
 /// A virtual machine.
