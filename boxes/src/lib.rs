@@ -2,6 +2,7 @@
 //!
 //! - [`paths`], [`install`]: where state, sockets and our own files lie;
 //! - [`error`]: what goes wrong, with its code word and advice;
+//! - [`probe`]: whether this host's KVM can run boxes;
 //! - [`image`]: root file systems;
 //!
 //! This crate never prints, reads the environment or ends the process; its callers pass such things in. It has no
@@ -11,6 +12,7 @@ pub mod error;
 pub mod image;
 pub mod install;
 pub mod paths;
+pub mod probe;
 
 pub use error::{Error, Result};
 pub use proto::code::Code;
