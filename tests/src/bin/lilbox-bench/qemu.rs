@@ -1,0 +1,153 @@
+//! QEMU's microvm machine with the same kernel, initramfs, root and settings.
+
+use crate::MEMORY_MIB;
+use crate::ours::milliseconds;
+use crate::report::{Report, Row};
+use crate::stage::{Stage, on_path};
+use proto::cpio::{Archive, Kind};
+use proto::guest::{CONFIG_PATH, GuestConfig, Root, Transport};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+use tests::process;
+
+const NAME: &str = "qemu-microvm";
+
+/// What guest-init writes to its console when its agent listens.
+const READY: &str = "lilbox-init: ready";
+
+/// The initramfs that lilbox has unpacked for its boxes.
+fn own_initramfs(stage: &Stage) -> PathBuf {
+    let entries =
+        fs::read_dir(stage.path("home/data/kernel")).expect("list lilbox's kernel directory");
+    let mut paths = entries.map(|entry| entry.expect("list").path());
+    let is_initramfs = |path: &PathBuf| path.to_string_lossy().contains("initramfs");
+    paths.find(is_initramfs).expect("lilbox has unpacked its initramfs")
+}
+
+/// The staged QEMU.
+pub struct Qemu {
+    program: PathBuf,
+    libraries: PathBuf,
+    firmware: PathBuf,
+    stage: PathBuf,
+}
+
+impl Qemu {
+    /// Stages QEMU if it is installed.
+    pub fn find(stage: &Stage) -> Option<Self> {
+        let installed = on_path("qemu-system-x86_64")?;
+        let (program, libraries) = stage.copy_program(&installed, "qemu-system-x86_64");
+        let firmware = fs::canonicalize("/usr/share/qemu/bios-microvm.bin").ok()?;
+        let firmware = stage.copy(&firmware, "qemu-system-x86_64/bios-microvm.bin");
+        let config = GuestConfig {
+            hostname: "bench".into(),
+            root: Root::Overlay {
+                base_serial: "base".into(),
+                base_fs: "erofs".into(),
+                upper_serial: "upper".into(),
+            },
+            mounts: Vec::new(),
+            env: Vec::new(),
+            workdir: None,
+            user: None,
+            resolv_conf: None,
+            hosts: Vec::new(),
+            interfaces: Vec::new(),
+            agent: Transport::Tcp {
+                port: 1024,
+                secret: serde_bytes::ByteBuf::from(b"unused".to_vec()),
+            },
+            unix_nanos: 1_700_000_000_000_000_000,
+            cpus: 1,
+        };
+        // The launcher's own initramfs, as it lies in the box's data, with this guest's configuration behind it.
+        let mut archive = Archive::new();
+        archive.add(CONFIG_PATH, 0o600, Kind::File(&proto::codec::encode(&config)));
+        let mut initramfs = fs::read(own_initramfs(stage)).expect("read lilbox's initramfs");
+        initramfs.extend_from_slice(&archive.finish());
+        fs::write(stage.path("qemu-initramfs"), initramfs).expect("write the initramfs");
+        let disk = fs::File::create(stage.path("qemu-fresh-disk")).expect("make a disk");
+        disk.set_len(4 << 30).expect("size the disk");
+        let status = Command::new("/usr/sbin/mkfs.ext4")
+            .arg("-q")
+            .arg(stage.path("qemu-fresh-disk"))
+            .status();
+        assert!(status.expect("run mkfs.ext4").success(), "mkfs.ext4 failed");
+        Some(Self { program, libraries, firmware, stage: stage.path("") })
+    }
+
+    /// Boots a guest until its agent listens, and measures the memory of QEMU.
+    pub fn cold_boot(&self, report: &mut Report) {
+        let disk = self.stage.join("qemu-disk");
+        let mut copy = Command::new("cp");
+        copy.arg("--sparse=always").arg(self.stage.join("qemu-fresh-disk")).arg(&disk);
+        assert!(copy.status().expect("run cp").success(), "no fresh disk");
+        let file = |name: &str| self.stage.join(name).to_string_lossy().into_owned();
+        let mut command = Command::new(&self.program);
+        command.env("LD_LIBRARY_PATH", &self.libraries).arg("-bios").arg(&self.firmware).args([
+            "-nodefaults",
+            "-no-user-config",
+            "-no-reboot",
+            "-display",
+            "none",
+            "-M",
+            "microvm,pit=off,pic=off,rtc=off,isa-serial=off,x-option-roms=off,acpi=off",
+            "-accel",
+            "kvm",
+            "-cpu",
+            "host",
+            "-smp",
+            "1",
+            "-m",
+            &MEMORY_MIB.to_string(),
+            "-kernel",
+            &file("share/lilbox/vmlinux"),
+            "-initrd",
+            &file("qemu-initramfs"),
+            "-append",
+            "quiet console=hvc0 reboot=t panic=-1 random.trust_cpu=on no_timer_check",
+            "-drive",
+            &format!(
+                "if=none,id=base,format=raw,readonly=on,file={}",
+                file("share/lilbox/base.erofs")
+            ),
+            "-device",
+            "virtio-blk-device,drive=base,serial=base",
+            "-drive",
+            &format!("if=none,id=upper,format=raw,file={}", disk.display()),
+            "-device",
+            "virtio-blk-device,drive=upper,serial=upper",
+            "-object",
+            "rng-random,id=rng,filename=/dev/urandom",
+            "-device",
+            "virtio-rng-device,rng=rng",
+            "-device",
+            "virtio-serial-device",
+            "-chardev",
+            "stdio,id=console,signal=off",
+            "-device",
+            "virtconsole,chardev=console",
+        ]);
+        let begin = Instant::now();
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .expect("start QEMU");
+        let mut seen = String::new();
+        let mut lines = BufReader::new(child.stdout.take().expect("piped"));
+        while !seen.contains(READY) {
+            let count = lines.read_line(&mut seen).expect("read QEMU's console");
+            assert!(count > 0, "QEMU's guest ended before it was ready: {seen}");
+        }
+        report.add(Row::ColdBoot, NAME, milliseconds(begin.elapsed()));
+        let own = process::memory(child.id(), MEMORY_MIB.into()).own_kib;
+        report.add(Row::OwnMemory, NAME, f64::from(u32::try_from(own).expect("a size")));
+        child.kill().expect("end QEMU");
+        child.wait().expect("reap QEMU");
+    }
+}
