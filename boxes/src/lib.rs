@@ -3,16 +3,23 @@
 //! - [`paths`], [`install`]: where state, sockets and our own files lie;
 //! - [`error`]: what goes wrong, with its code word and advice;
 //! - [`probe`]: whether this host's KVM can run boxes;
-//! - [`image`]: root file systems;
+//! - [`spec`], [`image`], [`store`]: what a box is, what it starts from, where that is written down;
+//! - [`lock`]: what tells whether a box runs;
 //!
 //! This crate never prints, reads the environment or ends the process; its callers pass such things in. It has no
 //! async runtime: whatever waits, waits on descriptors.
 
+pub mod clock;
 pub mod error;
 pub mod image;
 pub mod install;
+pub mod lock;
 pub mod paths;
 pub mod probe;
+mod random;
+mod similar;
+pub mod spec;
+pub mod store;
 
 pub use error::{Error, Result};
 pub use proto::code::Code;

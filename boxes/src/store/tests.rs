@@ -1,0 +1,121 @@
+use super::*;
+use crate::image::ImageConfig;
+
+fn open() -> (tempfile::TempDir, Store) {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(&directory.path().join("state.db")).unwrap();
+    (directory, store)
+}
+
+fn spec() -> BoxSpec {
+    crate::spec::resolve(&crate::spec::Options::default()).unwrap()
+}
+
+fn add(store: &Store, id: u8, name: &str, ephemeral: bool) -> Result<BoxId> {
+    let id = BoxId::from_random([id; 6]);
+    let config = ImageConfig { env: vec!["A=b".into()], ..ImageConfig::default() };
+    let image = ResolvedImage { digest: "d".into(), file: "/image".into(), config };
+    let name = name.parse().unwrap();
+    let new = NewBox {
+        id: &id,
+        name: &name,
+        spec: &spec(),
+        image: &image,
+        ephemeral,
+        created_at_ms: id.as_str().len() as i64,
+    };
+    store.reserve(&new)?;
+    Ok(id)
+}
+
+#[test]
+fn a_row_is_creating_until_it_is_committed() {
+    let (_directory, store) = open();
+    let id = add(&store, 1, "web", false).unwrap();
+    let record = store.find("web").unwrap();
+    assert_eq!((record.state, record.ephemeral, &record.spec), (State::Creating, false, &spec()));
+    assert_eq!(record.image_config.env, ["A=b"]);
+    assert_eq!(store.owned().unwrap().len(), 1);
+    store.commit(&id).unwrap();
+    assert_eq!(store.find("web").unwrap().state, State::Created);
+    assert!(store.owned().unwrap().is_empty());
+    store.remove(&id).unwrap();
+    assert!(store.boxes().unwrap().is_empty());
+    assert!(store.commit(&id).is_err(), "a row that is gone cannot be committed");
+}
+
+#[test]
+fn of_two_boxes_of_one_name_one_wins() {
+    let (directory, store) = open();
+    let other = Store::open(&directory.path().join("state.db")).unwrap();
+    add(&store, 1, "web", false).unwrap();
+    assert!(
+        matches!(add(&other, 2, "web", false), Err(Error::BoxExists(name)) if name.as_str() == "web")
+    );
+}
+
+#[test]
+fn an_unknown_name_gives_those_that_look_like_it() {
+    let (_directory, store) = open();
+    add(&store, 1, "worker", true).unwrap();
+    match store.find("wroker") {
+        Err(Error::BoxNotFound { name, similar }) => {
+            assert_eq!((name.as_str(), similar.as_slice()), ("wroker", &["worker".to_owned()][..]));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_newer_database_is_left_alone() {
+    let (directory, store) = open();
+    let newer = migrations::latest() + 1;
+    store.connection.pragma_update(None, "user_version", newer).unwrap();
+    drop(store);
+    let result = Store::open(&directory.path().join("state.db"));
+    assert!(matches!(result, Err(Error::StateNewer { found, .. }) if found == newer));
+}
+
+#[test]
+fn many_processes_may_open_a_new_database_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("state.db");
+    std::thread::scope(|scope| {
+        for index in 0..8 {
+            let path = &path;
+            scope.spawn(move || {
+                let store = Store::open(path).unwrap();
+                add(&store, index, &format!("box{index}"), false).unwrap();
+            });
+        }
+    });
+    assert_eq!(Store::open(&path).unwrap().boxes().unwrap().len(), 8);
+}
+
+#[test]
+fn a_file_that_is_not_a_database_is_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("state.db");
+    std::fs::write(&path, vec![1; 8192]).unwrap();
+    let error = Store::open(&path).unwrap_err();
+    assert_eq!(error.code(), crate::Code::StateInvalid);
+}
+
+#[test]
+fn an_image_replaces_the_one_of_its_tag() {
+    let (_directory, store) = open();
+    let image = |digest: &str| ImageRecord {
+        tag: "mine:1".into(),
+        source: "file".into(),
+        digest: digest.into(),
+        size_bytes: 7,
+        config: ImageConfig::default(),
+        created_at_ms: 1,
+    };
+    store.put_image(&image("one")).unwrap();
+    store.put_image(&image("two")).unwrap();
+    assert_eq!(store.images().unwrap(), [image("two")]);
+    assert_eq!(store.image("mine:1").unwrap(), Some(image("two")));
+    assert!(store.remove_image("mine:1").unwrap());
+    assert!(!store.remove_image("mine:1").unwrap());
+}
