@@ -198,6 +198,7 @@ impl Cache {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "the tests take a setting from the environment")]
 mod tests {
     use super::*;
 

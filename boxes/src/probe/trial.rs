@@ -202,6 +202,7 @@ fn enter_long_mode(kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), String> {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "the tests take a setting from the environment")]
 mod tests {
     use super::*;
 

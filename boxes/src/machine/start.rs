@@ -1,0 +1,277 @@
+//! Finds the machine, or starts it.
+
+use super::decide::{Found, Step, decide};
+use super::link::Link;
+use super::record::{Ready, Record, fingerprint, replace};
+use super::{Machine, MachineError, config, detach, log, qemu, qmp::Qmp, ready, status, stop};
+use crate::lock::{Gate, Lock};
+use crate::paths::create_private;
+use crate::{Error, Result};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How long the machine may take to come up: 2 s on a quick host, and a hundred times as long on a crowded one is
+/// still better than an error.
+const START_PATIENCE: Duration = Duration::from_secs(200);
+
+/// Time that processes inside have to end when an outdated machine is replaced.
+const RESTART_GRACE: Duration = Duration::from_secs(5);
+
+/// The machine's clock is set again when it was last set longer ago than this.
+const CLOCK_LIFE: Duration = Duration::from_secs(60);
+
+/// Lines of a log that an error shows.
+const TAIL_LINES: usize = 12;
+
+/// What happens while the machine is looked for, for the user to know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// It is started, which takes some seconds.
+    Starting,
+    /// It runs another kernel or agent than this release's, and nothing else: it is started anew.
+    Restarting,
+    /// It runs another kernel or agent than this release's, and boxes: it is used as it is.
+    Outdated,
+}
+
+/// Finds the running machine, or starts one, and makes sure that it answers. `tell` hears what happens.
+///
+/// # Errors
+/// [`MachineError`] if there is none and none can be started.
+pub fn ensure(machine: &Machine, tell: &mut dyn FnMut(Event)) -> Result<Record> {
+    let wanted = fingerprint(&machine.install, machine.initramfs)?;
+    let files = &machine.files;
+    let (mut turn, mut boxes) = (None, None);
+    loop {
+        let (found, record) = look(machine, &wanted)?;
+        match (decide(found, turn.is_some(), boxes), record) {
+            (Step::TakeTurn, _) => turn = Some(Gate::exclusive(&files.turn)?),
+            (Step::Use, Some(record)) => return greet(machine, record),
+            (Step::UseOutdated, Some(record)) => {
+                tell(Event::Outdated);
+                return greet(machine, record);
+            }
+            (Step::AskForBoxes, Some(record)) => {
+                // A machine that does not say is treated as one that has boxes: they might be there.
+                boxes = Some(status::boxes_running(machine, &record).is_none_or(|count| count > 0));
+            }
+            (Step::Restart, _) => {
+                tell(Event::Restarting);
+                stop::end(machine, RESTART_GRACE)?;
+            }
+            (Step::Replace, _) => stop::kill(machine)?,
+            (Step::Start, _) => {
+                tell(Event::Starting);
+                return start(machine, wanted);
+            }
+            (Step::Use | Step::UseOutdated | Step::AskForBoxes, None) => {
+                unreachable!("a machine that can be used has a record")
+            }
+        }
+    }
+}
+
+/// Looks at the machine. The record is there if it runs and has come up.
+pub(super) fn look(machine: &Machine, wanted: &str) -> Result<(Found, Option<Record>)> {
+    let Some(record) = running(machine)? else {
+        let held = is_held(machine)?;
+        return Ok((if held { Found::Starting } else { Found::Stopped }, None));
+    };
+    let found = if record.fingerprint == wanted { Found::Current } else { Found::Outdated };
+    Ok((found, Some(record)))
+}
+
+/// The record of a machine that runs and has come up.
+pub(super) fn running(machine: &Machine) -> Result<Option<Record>> {
+    if !is_held(machine)? {
+        return Ok(None);
+    }
+    Ok(Record::read(&machine.files)?.filter(|record| record.ready.is_some()))
+}
+
+/// Tells whether QEMU runs.
+pub(super) fn is_held(machine: &Machine) -> Result<bool> {
+    // Without a state directory there is no gate, and nothing that could run.
+    if !machine.files.directory.exists() {
+        return Ok(false);
+    }
+    Gate::shared(&machine.files.gate)?.is_held(&machine.files.lock())
+}
+
+/// Makes sure that a machine that runs answers, and does what has to be done from time to time.
+fn greet(machine: &Machine, record: Record) -> Result<Record> {
+    let link = Link::new(&record);
+    let path = machine.files.record();
+    let age =
+        path.metadata().and_then(|metadata| metadata.modified()).map(|modified| modified.elapsed());
+    if matches!(age, Ok(Ok(age)) if age < CLOCK_LIFE) {
+        link.hello()?;
+        return Ok(record);
+    }
+    link.set_time()?;
+    let touched = std::fs::File::options()
+        .write(true)
+        .open(&path)
+        .and_then(|file| file.set_modified(SystemTime::now()))
+        .and_then(|()| log::cut(&machine.files.console()))
+        .and_then(|()| log::cut(&machine.files.qemu_log()));
+    if let Err(error) = touched {
+        ::log::warn!("cannot tend to the machine's files: {error}");
+    }
+    Ok(record)
+}
+
+/// Starts the machine. The caller has its turn, and nobody holds the lock.
+fn start(machine: &Machine, fingerprint: String) -> Result<Record> {
+    let begin = Instant::now();
+    let files = &machine.files;
+    Record::remove(files)?;
+    create_private(&files.directory)?;
+    if !files.disk().exists() {
+        make_disk(machine)?;
+    }
+    let secret = crate::random::hex::<32>()?;
+    let unix_nanos = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let unix_nanos = u64::try_from(unix_nanos).unwrap_or(u64::MAX);
+    let config = config::guest_config(&machine.settings, secret.as_bytes(), unix_nanos);
+    replace(files.initramfs(), &config::initramfs(machine.initramfs, &config))?;
+
+    let mut startup = Startup::spawn(machine)?;
+    let mut record = Record {
+        fingerprint,
+        pid: startup.child.id(),
+        port: 0,
+        secret,
+        qmp_socket: files.qmp_socket.clone(),
+        cpus: machine.settings.cpus,
+        memory_mib: machine.settings.memory_mib,
+        ready: None,
+    };
+    match startup.bring_up(machine, &mut record, begin) {
+        Ok(()) => {
+            startup.succeeded = true;
+            Ok(record)
+        }
+        Err(error) => Err(startup.explain(machine, error)),
+    }
+}
+
+/// Makes the machine's own disk. It appears under its name only when it is whole.
+fn make_disk(machine: &Machine) -> Result<()> {
+    let path = machine.files.disk();
+    let new = path.with_extension("new");
+    let _ = std::fs::remove_file(&new);
+    crate::disk::create_empty(&new, machine.settings.disk_mib)?;
+    std::fs::rename(&new, &path).map_err(Error::io(format!("make {}", path.display())))
+}
+
+/// QEMU on its way up; killed when dropped before it has succeeded.
+struct Startup {
+    child: Child,
+    succeeded: bool,
+}
+
+impl Startup {
+    /// Starts QEMU with the machine's lock.
+    fn spawn(machine: &Machine) -> Result<Self> {
+        let files = &machine.files;
+        let kernel = std::path::absolute(machine.install.kernel())
+            .map_err(Error::io("find out where the kernel lies"))?;
+        let lock = take_lock(machine)?;
+        let lock =
+            OwnedFd::from(lock.file().try_clone().map_err(Error::io("duplicate a descriptor"))?);
+        // We listen, QEMU answers: so there is no moment at which the socket is not there yet.
+        let _ = std::fs::remove_file(&files.qmp_socket);
+        let listener = UnixListener::bind(&files.qmp_socket)
+            .map_err(Error::io(format!("listen on {}", files.qmp_socket.display())))?;
+        let listener = OwnedFd::from(listener);
+        drop(log::create(&files.console())?);
+        let log = log::create(&files.qemu_log())?;
+        let log_too = log.try_clone().map_err(Error::io("duplicate a descriptor"))?;
+
+        let mut command = Command::new(&machine.qemu);
+        command
+            .args(qemu::arguments(&kernel, &machine.settings, detach::number(listener.as_fd())))
+            .current_dir(&files.directory)
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(log_too);
+        let child =
+            detach::spawn(command, vec![lock, listener]).map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => {
+                    MachineError::QemuMissing { program: machine.qemu.display().to_string() }.into()
+                }
+                _ => Error::io(format!("start {}", machine.qemu.display()))(error),
+            })?;
+        Ok(Self { child, succeeded: false })
+    }
+
+    /// Asks QEMU for the port it chose, and waits for the agent behind it.
+    fn bring_up(&mut self, machine: &Machine, record: &mut Record, begin: Instant) -> Result<()> {
+        let table = Qmp::connect(&record.qmp_socket)?.monitor("info usernet")?;
+        record.port =
+            qemu::forwarded_port(&table).ok_or_else(|| failure("QEMU did not open a port"))?;
+        let pid =
+            i32::try_from(record.pid).ok().and_then(Pid::from_raw).expect("a child has a pid");
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(Error::sys("watch QEMU"))?;
+        match ready::wait(&Link::new(record), pidfd.as_fd(), START_PATIENCE)? {
+            ready::Outcome::Ready(hello) => {
+                let start_ms = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
+                record.ready = Some(Ready { start_ms, kernel: hello.kernel });
+                record.write(&machine.files)
+            }
+            ready::Outcome::Ended => Err(failure("it ended before its agent answered")),
+            ready::Outcome::TimedOut => {
+                Err(failure(&format!("no answer within {} s", START_PATIENCE.as_secs())))
+            }
+        }
+    }
+
+    /// An error with what QEMU or the machine's console said last.
+    fn explain(&mut self, machine: &Machine, error: Error) -> Error {
+        let mut cause = match &error {
+            Error::Machine(MachineError::Start { cause, .. }) => cause.clone(),
+            Error::Machine(MachineError::Qmp { .. }) => "QEMU does not answer".into(),
+            _ => return error,
+        };
+        if let Ok(Some(status)) = self.child.try_wait() {
+            cause = format!("{cause}: QEMU ended with {status}");
+        }
+        let mut tail = log::tail(&machine.files.console(), TAIL_LINES);
+        if tail.is_empty() {
+            // Before the console is there, QEMU itself is the one to ask; its remarks on CPU features say nothing.
+            tail = log::tail(&machine.files.qemu_log(), TAIL_LINES);
+            tail.retain(|line| !line.contains("TCG doesn't support requested feature"));
+        }
+        MachineError::Start { cause, tail }.into()
+    }
+}
+
+impl Drop for Startup {
+    fn drop(&mut self) {
+        if self.succeeded {
+            return;
+        }
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn failure(cause: &str) -> Error {
+    MachineError::Start { cause: cause.into(), tail: Vec::new() }.into()
+}
+
+/// Takes the machine's lock. We have our turn, so whoever holds it now is a QEMU in its last moments.
+fn take_lock(machine: &Machine) -> Result<Lock> {
+    let files = &machine.files;
+    if let Some(lock) = Gate::exclusive(&files.gate)?.take(&files.lock())? {
+        return Ok(lock);
+    }
+    stop::kill(machine)?;
+    Gate::exclusive(&files.gate)?.take(&files.lock())?.ok_or_else(|| MachineError::Stuck.into())
+}
