@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use virtio_queue::Queue;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
@@ -28,13 +28,14 @@ pub trait IrqLine: Send + Sync {
 #[derive(Clone)]
 pub struct Interrupt {
     status: Arc<AtomicU32>,
+    broken: Arc<AtomicBool>,
     line: Arc<dyn IrqLine>,
 }
 
 impl Interrupt {
     /// An interrupt with a clear status register.
     pub fn new(line: Arc<dyn IrqLine>) -> Self {
-        Self { status: Arc::new(AtomicU32::new(0)), line }
+        Self { status: Arc::new(AtomicU32::new(0)), broken: Arc::new(AtomicBool::new(false)), line }
     }
 
     /// Sets bits of the status register and raises the line.
@@ -44,6 +45,28 @@ impl Interrupt {
     pub fn signal(&self, bits: u32) -> io::Result<()> {
         self.status.fetch_or(bits, Ordering::SeqCst);
         self.line.raise()
+    }
+
+    /// Declares that the device cannot go on before the driver resets it: the guest has corrupted a queue. The
+    /// transport shows `DEVICE_NEEDS_RESET` from now on (virtio 1.2 §2.1.2).
+    ///
+    /// # Errors
+    /// The hypervisor's error.
+    pub fn request_reset(&self) -> io::Result<()> {
+        self.broken.store(true, Ordering::SeqCst);
+        self.signal(INTERRUPT_CONFIG)
+    }
+
+    /// Whether a reset was requested and has not happened.
+    #[must_use]
+    pub fn needs_reset(&self) -> bool {
+        self.broken.load(Ordering::SeqCst)
+    }
+
+    /// Forgets everything pending; the driver has reset the device. Called when no device thread is at work.
+    pub fn reset(&self) {
+        self.status.store(0, Ordering::SeqCst);
+        self.broken.store(false, Ordering::SeqCst);
     }
 
     /// The status register.
@@ -84,12 +107,12 @@ pub struct Activation {
 /// work is done on the device's I/O thread. `stop` must be idempotent and return only when no thread touches the
 /// queues any more: reset and pause both use it.
 ///
-/// Duties of the transport: `start` is called only with queues that passed `is_valid`, and never twice without a
-/// `stop` between.
+/// Duties of the transport: `start` is called only with queues that passed `is_valid`, one for each that the device
+/// has, and never twice without a `stop` between.
 pub trait VirtioDevice: Send {
     /// Device id (virtio 1.2 §5).
     fn id(&self) -> u32;
-    /// Features offered, without transport features that the transport itself adds (`VERSION_1`, `EVENT_IDX`).
+    /// Features offered, without those that the transport itself adds (`VERSION_1`, `EVENT_IDX`, `INDIRECT_DESC`).
     fn features(&self) -> u64;
     /// Largest size of each queue; its length is the number of queues.
     fn queue_max_sizes(&self) -> &[u16];
