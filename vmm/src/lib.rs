@@ -15,5 +15,7 @@
 //! - [`sandbox`]: the layers that stand between a guest that has taken over this process and the host.
 
 pub mod arch;
+pub mod block;
+pub mod console_log;
 pub mod hv;
 pub mod virtio;
