@@ -155,7 +155,7 @@ pub fn kill_holders(path: &Path) -> Result<()> {
 
 /// Processes of this user, other than this one, that have the file open. A process is found by what it holds rather
 /// than by a number somebody wrote down: numbers are used again.
-fn holders(path: &Path) -> Vec<OwnedFd> {
+pub(crate) fn holders(path: &Path) -> Vec<OwnedFd> {
     let Ok(wanted) = path.metadata() else { return Vec::new() };
     let holds = |process: &Path| {
         let descriptors = std::fs::read_dir(process.join("fd")).into_iter().flatten();

@@ -181,6 +181,12 @@ impl BoxFiles {
         self.directory.join("lock")
     }
 
+    /// The file whose lock the command holds that the box belongs to.
+    #[must_use]
+    pub fn owner(&self) -> PathBuf {
+        self.directory.join("owner")
+    }
+
     /// The writable disk.
     #[must_use]
     pub fn disk(&self) -> PathBuf {

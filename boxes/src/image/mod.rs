@@ -10,8 +10,10 @@ mod directory;
 mod file;
 mod resolve;
 
+pub(crate) use build::clean;
 pub use build::{Source, import};
 pub use file::{Filesystem, detect};
+pub(crate) use resolve::pin;
 pub use resolve::{BASE, is_path, resolve, verify};
 
 use serde::{Deserialize, Serialize};

@@ -15,7 +15,9 @@ const MIGRATIONS: &[&str] = &[
         image_digest TEXT NOT NULL,
         image_file TEXT NOT NULL,
         image_config TEXT NOT NULL,
-        created_at_ms INTEGER NOT NULL
+        created_at_ms INTEGER NOT NULL,
+        started_at_ms INTEGER,
+        boot_micros INTEGER
      ) STRICT;
      CREATE TABLE images (
         tag TEXT PRIMARY KEY NOT NULL,

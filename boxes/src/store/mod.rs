@@ -9,6 +9,7 @@ mod rows;
 pub use rows::{BoxRecord, ImageRecord, State};
 
 use crate::image::ResolvedImage;
+use crate::launch::Launched;
 use crate::{BoxId, BoxName, BoxSpec, Error, Result};
 use rows::{BOX_COLUMNS, IMAGE_COLUMNS, box_from_row, image_from_row};
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, params};
@@ -126,6 +127,19 @@ impl Store {
             1 => Ok(()),
             _ => Err(failed("commit a box")(rusqlite::Error::QueryReturnedNoRows)),
         }
+    }
+
+    /// Records how a start went.
+    ///
+    /// # Errors
+    /// [`Error::State`] if the database cannot be written.
+    pub fn note_start(&self, id: &BoxId, launched: &Launched, now_ms: i64) -> Result<()> {
+        let micros = i64::try_from(launched.elapsed.as_micros()).unwrap_or(i64::MAX);
+        let sql = "UPDATE boxes SET started_at_ms = ?2, boot_micros = ?3 WHERE id = ?1";
+        self.connection
+            .execute(sql, params![id.as_str(), now_ms, micros])
+            .map_err(failed("note a start"))?;
+        Ok(())
     }
 
     /// Forgets a box.

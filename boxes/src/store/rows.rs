@@ -37,8 +37,12 @@ pub struct BoxRecord {
     pub image_file: PathBuf,
     /// What the image says about running it.
     pub image_config: ImageConfig,
-    /// Milliseconds since 1970-01-01 UTC.
+    /// When it was made: milliseconds since 1970-01-01 UTC.
     pub created_at_ms: i64,
+    /// When it was last started.
+    pub started_at_ms: Option<i64>,
+    /// How long that took: from the start of the VMM's process until the guest's agent listened.
+    pub boot_micros: Option<u64>,
 }
 
 /// An image as the database knows it.
@@ -58,8 +62,7 @@ pub struct ImageRecord {
     pub created_at_ms: i64,
 }
 
-pub(super) const BOX_COLUMNS: &str =
-    "id, name, state, ephemeral, spec, image_digest, image_file, image_config, created_at_ms";
+pub(super) const BOX_COLUMNS: &str = "id, name, state, ephemeral, spec, image_digest, image_file, image_config, created_at_ms, started_at_ms, boot_micros";
 
 pub(super) const IMAGE_COLUMNS: &str = "tag, source, digest, size_bytes, config, created_at_ms";
 
@@ -77,6 +80,8 @@ pub(super) fn box_from_row(row: &Row<'_>) -> rusqlite::Result<BoxRecord> {
         image_file: PathBuf::from(row.get::<_, String>(6)?),
         image_config: json(row, 7)?,
         created_at_ms: row.get(8)?,
+        started_at_ms: row.get(9)?,
+        boot_micros: row.get(10)?,
     })
 }
 
