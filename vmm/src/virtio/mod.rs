@@ -15,6 +15,9 @@ pub mod console;
 pub mod device;
 pub mod fault_log;
 pub mod io_thread;
+#[cfg(test)]
+mod mock_driver;
 pub mod rng;
 pub mod serve;
 pub mod transport;
+pub mod vsock;
