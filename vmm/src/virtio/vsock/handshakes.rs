@@ -2,6 +2,9 @@
 //!
 //! All limits are equal, so they run out in the order in which they began: a queue and one timer serve them all.
 //! Handshakes that succeed are not taken out; the timer goes off once more than needed, at most once per limit.
+//!
+//! The timer is touched by [`arm`](Handshakes::arm) alone, which the I/O thread calls: the device is started and
+//! stopped by a vCPU's thread, which has no business with timers and may not even be allowed to.
 
 use super::poll::{Poll, Source};
 use std::collections::VecDeque;
@@ -28,10 +31,9 @@ impl Handshakes {
         Ok(Self { limit, timer, armed: false, queue: VecDeque::new() })
     }
 
-    /// The handshake of a link begins.
+    /// The handshake of a link begins. [`arm`](Self::arm) must follow before the thread waits.
     pub(super) fn begin(&mut self, link: u64, now: Instant) {
         self.queue.push_back((now + self.limit, link));
-        self.arm(now);
     }
 
     /// The next link whose time is over, handshake done or not.
@@ -44,23 +46,18 @@ impl Handshakes {
         Some(link)
     }
 
-    /// The timer went off, and what had expired was taken.
-    pub(super) fn rearm(&mut self, now: Instant) {
+    /// The timer went off.
+    pub(super) fn went_off(&mut self) {
         self.armed = false;
-        self.queue.shrink_to(64);
-        self.arm(now);
     }
 
     /// Forgets all handshakes.
     pub(super) fn clear(&mut self) {
-        self.queue.clear();
-        self.armed = false;
-        if let Err(error) = self.timer.clear() {
-            log::warn!("vsock: stop the timer: {error}");
-        }
+        self.queue = VecDeque::new();
     }
 
-    fn arm(&mut self, now: Instant) {
+    /// Sets the timer for the handshake that began first, unless it is set.
+    pub(super) fn arm(&mut self, now: Instant) {
         let Some((deadline, _)) = self.queue.front() else { return };
         if self.armed {
             return;
@@ -85,14 +82,17 @@ mod tests {
         let start = Instant::now();
         handshakes.begin(7, start);
         handshakes.begin(8, start + Duration::from_secs(1));
+        handshakes.arm(start);
         assert!(handshakes.timer.is_armed().unwrap());
         assert_eq!(handshakes.next_expired(start + limit - Duration::from_nanos(1)), None);
         assert_eq!(handshakes.next_expired(start + limit), Some(7));
         assert_eq!(handshakes.next_expired(start + limit), None);
-        handshakes.rearm(start + limit);
+        handshakes.went_off();
+        handshakes.arm(start + limit);
         assert!(handshakes.timer.is_armed().unwrap());
         assert_eq!(handshakes.next_expired(start + limit + Duration::from_secs(1)), Some(8));
+        handshakes.begin(9, start + limit);
         handshakes.clear();
-        assert!(!handshakes.timer.is_armed().unwrap());
+        assert_eq!(handshakes.next_expired(start + limit * 3), None);
     }
 }

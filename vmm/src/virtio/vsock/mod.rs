@@ -246,6 +246,7 @@ impl Worker {
             self.muxer.expire(now);
         }
         self.accept(now);
+        self.muxer.arm_timer(now);
 
         let Some(queues) = &mut self.queues else { return };
         match queues.turn(&mut self.muxer, &mut self.faults) {

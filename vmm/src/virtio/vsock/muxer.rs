@@ -349,8 +349,14 @@ impl Muxer {
         self.settle(id);
     }
 
-    /// Gives up handshakes that take too long.
+    /// Sees to it that [`Source::Timer`] comes when the next handshake takes too long.
+    pub(super) fn arm_timer(&mut self, now: Instant) {
+        self.handshakes.arm(now);
+    }
+
+    /// The timer went off: gives up handshakes that take too long.
     pub(super) fn expire(&mut self, now: Instant) {
+        self.handshakes.went_off();
         while let Some(id) = self.handshakes.next_expired(now) {
             if let Some(link) = self.links.get_mut(&id)
                 && link.connection.is_requested()
@@ -360,7 +366,6 @@ impl Muxer {
                 self.settle(id);
             }
         }
-        self.handshakes.rearm(now);
     }
 
     /// After anything happened to a link: lets it go, or puts it in line, as its state demands.

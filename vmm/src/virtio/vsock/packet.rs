@@ -26,6 +26,10 @@ pub(super) const HEADER_LEN: usize = 44;
 /// thread for as long as it likes.
 pub(super) const MAX_PAYLOAD: usize = 64 << 10;
 
+/// Most descriptors of one packet. Linux uses some eighteen for the largest. An indirect table may have 65535 that are
+/// all empty, and a guest that sends such packets would keep the I/O thread from its other devices.
+const MAX_DESCRIPTORS: usize = 256;
+
 /// Stream sockets, the only kind there is without `VIRTIO_VSOCK_F_SEQPACKET`.
 pub(super) const TYPE_STREAM: u16 = 1;
 
@@ -262,7 +266,7 @@ impl<'m> RxSlot<'m> {
 /// The buffers of a chain, cut to what is asked for.
 struct Buffers<'m, C> {
     memory: &'m GuestMemory,
-    chain: C,
+    chain: std::iter::Take<C>,
     writable: bool,
     /// What is left of the descriptor that was begun.
     address: GuestAddress,
@@ -271,11 +275,12 @@ struct Buffers<'m, C> {
 
 impl<'m, C: Iterator<Item = Descriptor>> Buffers<'m, C> {
     fn new(memory: &'m GuestMemory, chain: C, writable: bool) -> Self {
+        let chain = chain.take(MAX_DESCRIPTORS);
         Self { memory, chain, writable, address: GuestAddress(0), left: 0 }
     }
 
     /// The next piece, of at least one and at most `limit` bytes; none at the end of the chain. A chain with a loop
-    /// ends too: the iterator counts descriptors.
+    /// ends too: descriptors are counted.
     fn next(&mut self, limit: usize) -> Result<Option<VolatileSlice<'m>>, Malformed> {
         while self.left == 0 {
             let Some(descriptor) = self.chain.next() else { return Ok(None) };
@@ -421,6 +426,12 @@ mod tests {
         assert!(matches!(parse(&[(0, 144)], WRITE), Err(Malformed::Direction)));
         assert!(matches!(parse(&[(0x4_0000, 144)], 0), Err(Malformed::Address)));
         assert!(matches!(parse(&[(0, 44), (0x3_ffff, 100)], 0), Err(Malformed::Address)));
+        let long = vec![(0, 0); MAX_DESCRIPTORS];
+        assert!(matches!(parse(&[&long[1..], &[(0, 144)]].concat(), 0), Ok(())));
+        assert!(matches!(
+            parse(&[&long[..], &[(0, 144)]].concat(), 0),
+            Err(Malformed::NoHeader(0))
+        ));
         assert!(matches!(parse(&[(u64::MAX, 144)], 0), Err(Malformed::Address)));
         assert!(
             matches!(parse(&[(0, 143)], 0), Err(Malformed::Payload(header)) if header == sample())
