@@ -10,12 +10,20 @@
 //! - [`virtio`]: the devices;
 //! - [`block`]: what is behind a disk;
 //! - [`console_log`]: where the guest's console goes;
+//! - [`stderr_log`]: the log, lines on standard error;
 //! - [`launch`]: the channel to the parent process;
 //! - [`control`]: the control socket, and the one table that decides what is done;
 //! - [`sandbox`]: the layers that stand between a guest that has taken over this process and the host.
 
 pub mod arch;
 pub mod block;
+pub mod bus;
 pub mod console_log;
+pub mod control;
 pub mod hv;
+pub mod launch;
+
+pub mod machine;
+pub mod sandbox;
+pub mod stderr_log;
 pub mod virtio;

@@ -4,4 +4,4 @@
 pub mod x86_64;
 
 #[cfg(target_arch = "x86_64")]
-pub use x86_64::VcpuSetup;
+pub use x86_64::{Registers, VcpuSetup, memory_map};

@@ -4,7 +4,7 @@
 //! tests. They are shaped so that a hypervisor fits that ties a vCPU to the thread that made it and has neither
 //! irqfd nor ioeventfd (macOS): vCPUs are made on their threads, and [`Vm::doorbell`] may answer that there is none.
 
-use crate::arch::VcpuSetup;
+use crate::arch::{Registers, VcpuSetup};
 use crate::virtio::device::{GuestMemory, IrqLine};
 use std::io;
 use std::sync::Arc;
@@ -95,11 +95,17 @@ pub trait Vm: Send + Sync + 'static {
 
 /// A virtual processor. Lives and dies on one thread.
 pub trait Vcpu {
-    /// Gives the processor its features and its state at the start of the guest's kernel.
+    /// Gives the processor its features.
     ///
     /// # Errors
     /// The hypervisor's error.
     fn set_up(&mut self, setup: &VcpuSetup) -> Result<()>;
+
+    /// Makes this the processor that boots, with these registers. The others wait until the guest starts them.
+    ///
+    /// # Errors
+    /// The hypervisor's error.
+    fn set_entry(&mut self, registers: &Registers) -> Result<()>;
 
     /// A handle with which any thread takes this processor out of the guest.
     fn kicker(&self) -> Arc<dyn Kick>;

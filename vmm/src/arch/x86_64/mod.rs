@@ -8,17 +8,16 @@ pub mod msr;
 pub mod registers;
 pub mod zero_page;
 
+pub use registers::Registers;
+
 use cpuid::Leaf;
-use registers::Registers;
 use std::sync::Arc;
 
-/// What one vCPU is given before it runs.
+/// What every vCPU is given before it runs.
 #[derive(Debug, Clone)]
 pub struct VcpuSetup {
     /// CPUID of this vCPU.
     pub cpuid: Vec<Leaf>,
     /// Model-specific registers: index and value.
     pub msrs: Arc<[(u32, u64)]>,
-    /// Registers of the processor that boots; the others wait for its INIT and SIPI.
-    pub boot: Option<Registers>,
 }

@@ -1,7 +1,7 @@
 //! A hypervisor that plays a script of exits: the run loop without a processor.
 
 use super::{Error, Exit, Hypervisor, Kick, Result, Vcpu, Vm};
-use crate::arch::VcpuSetup;
+use crate::arch::{Registers, VcpuSetup};
 use crate::virtio::device::{GuestMemory, IrqLine};
 use std::collections::VecDeque;
 use std::io;
@@ -157,6 +157,10 @@ impl FakeVcpu {
 
 impl Vcpu for FakeVcpu {
     fn set_up(&mut self, _: &VcpuSetup) -> Result<()> {
+        Ok(())
+    }
+
+    fn set_entry(&mut self, _: &Registers) -> Result<()> {
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 //! arrives just before `KVM_RUN` is not lost (kernel: `Documentation/virt/kvm/vcpu-requests.rst`).
 
 use super::vm::Shared;
-use crate::arch::VcpuSetup;
+use crate::arch::{Registers, VcpuSetup};
 use crate::hv::{Error, Exit, Kick, Result, Vcpu};
 use kvm_bindings::{
     KVM_INTERNAL_ERROR_DELIVERY_EV, KVM_INTERNAL_ERROR_EMULATION, KVM_INTERNAL_ERROR_SIMUL_EX,
@@ -75,6 +75,11 @@ impl Vcpu for KvmVcpu {
     fn set_up(&mut self, setup: &VcpuSetup) -> Result<()> {
         #[cfg(target_arch = "x86_64")]
         super::x86_64::set_up(&self.fd, setup)
+    }
+
+    fn set_entry(&mut self, registers: &Registers) -> Result<()> {
+        #[cfg(target_arch = "x86_64")]
+        super::x86_64::set_registers(&self.fd, registers)
     }
 
     fn kicker(&self) -> Arc<dyn Kick> {

@@ -51,9 +51,7 @@ pub(super) fn set_up(fd: &VcpuFd, setup: &VcpuSetup) -> Result<()> {
     })?;
     fd.set_cpuid2(&table).map_err(|error| Error::new("set CPUID", error))?;
     set_msrs(fd, &setup.msrs)?;
-    set_local_interrupts(fd)?;
-    let Some(registers) = &setup.boot else { return Ok(()) };
-    set_registers(fd, registers)
+    set_local_interrupts(fd)
 }
 
 fn set_msrs(fd: &VcpuFd, msrs: &[(u32, u64)]) -> Result<()> {
@@ -97,7 +95,7 @@ fn set_delivery(state: &mut kvm_lapic_state, offset: usize, mask: u32, mode: u32
     }
 }
 
-fn set_registers(fd: &VcpuFd, registers: &Registers) -> Result<()> {
+pub(super) fn set_registers(fd: &VcpuFd, registers: &Registers) -> Result<()> {
     // As after `finit` and with all SSE exceptions masked (Intel SDM vol. 3, table 11-1).
     let fpu = kvm_fpu { fcw: 0x37f, mxcsr: 0x1f80, ..Default::default() };
     fd.set_fpu(&fpu).map_err(|error| Error::new("set the FPU", error))?;
