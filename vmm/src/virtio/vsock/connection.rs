@@ -31,9 +31,8 @@ use std::num::Wrapping;
 
 const SHUTDOWN_BOTH: u32 = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
 
-/// The part of the window that is freed before the guest is told: a smaller one costs more packets, a larger one
-/// stalls the guest. At least half of the window must remain visible, so that Linux (which sends up to 64 KiB at
-/// once) need not stop.
+/// The part of the window that is freed before the guest is told. Telling more often costs packets; telling later would
+/// show it less than the 64 KiB that Linux sends at once.
 const CREDIT_UPDATE_FRACTION: u32 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -134,7 +134,7 @@ impl VsockHandle {
     /// answered is kept by the socket. If nobody listens there, or the guest does not answer, it ends.
     ///
     /// # Errors
-    /// When there are too many connections, or descriptors run out.
+    /// When there are too many connections, descriptors run out, or the guest has corrupted its queues.
     pub fn connect(&self, port: u32) -> io::Result<UnixStream> {
         let (ours, theirs) = UnixStream::pair()?;
         lock(&self.worker).muxer.connect(port, ours, Instant::now())?;
@@ -214,7 +214,7 @@ impl Drop for Vsock {
     fn drop(&mut self) {
         self.stop();
         // Handles may live on, but the guest does not: their streams end.
-        lock(&self.worker).muxer.forget_everything();
+        lock(&self.worker).muxer.close();
     }
 }
 
@@ -248,17 +248,27 @@ impl Worker {
         self.accept(now);
         self.muxer.arm_timer(now);
 
+        let links = self.muxer.link_count();
+        self.move_packets();
+        if self.acceptable && self.muxer.link_count() < links {
+            // There was no descriptor for a client, and now there may be.
+            self.poll.wake();
+        }
+    }
+
+    fn move_packets(&mut self) {
         let Some(queues) = &mut self.queues else { return };
+        if queues.needs_reset() {
+            return;
+        }
         match queues.turn(&mut self.muxer, &mut self.faults) {
             Ok(false) => {}
             Ok(true) => self.poll.wake(),
             Err(fault) => {
                 self.faults.note(format_args!("the device must be reset: {fault}"));
                 queues.request_reset();
-                // Nothing more is heard until the driver has reset the device, and nothing will come for the clients.
-                self.registration = None;
-                self.muxer.go_offline();
-                self.muxer.forget_guest();
+                // Until then clients are turned away, rather than left to wait.
+                self.muxer.close();
             }
         }
     }

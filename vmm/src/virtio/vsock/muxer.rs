@@ -58,6 +58,8 @@ pub(super) struct Muxer {
     handshakes: Handshakes,
     /// Whether the guest can be reached, so that time limits run.
     online: bool,
+    /// Whether links may be opened at all.
+    open: bool,
     /// [`MAX_LINKS`], but for tests.
     pub(super) max_links: usize,
     links: HashMap<u64, Link>,
@@ -87,6 +89,7 @@ impl Muxer {
             handshakes: Handshakes::new(handshake_limit, &poll)?,
             poll,
             online: false,
+            open: true,
             max_links: MAX_LINKS,
             links: HashMap::new(),
             by_ports: HashMap::new(),
@@ -115,6 +118,7 @@ impl Muxer {
     /// The guest can be reached from now on.
     pub(super) fn go_online(&mut self, now: Instant) {
         self.online = true;
+        self.open = true;
         let mut waiting: Vec<u64> = self
             .links
             .iter()
@@ -150,8 +154,10 @@ impl Muxer {
         }
     }
 
-    /// Ends all connections.
-    pub(super) fn forget_everything(&mut self) {
+    /// Ends all connections, and opens none until the guest is online again: there is no driver, nor one to wait for.
+    pub(super) fn close(&mut self) {
+        self.open = false;
+        self.go_offline();
         self.refusals.clear();
         let all: Vec<u64> = self.links.keys().copied().collect();
         for id in all {
@@ -169,6 +175,9 @@ impl Muxer {
         stream: UnixStream,
         now: Instant,
     ) -> io::Result<()> {
+        if !self.open {
+            return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "the guest has no vsock driver"));
+        }
         let Some(host_port) = self.free_port(guest_port) else {
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "too many vsock connections"));
         };

@@ -96,6 +96,11 @@ impl Queues {
         Ok(true)
     }
 
+    /// Whether the device cannot go on.
+    pub(super) fn needs_reset(&self) -> bool {
+        self.interrupt.needs_reset()
+    }
+
     /// Tells the guest that the device cannot go on.
     pub(super) fn request_reset(&self) {
         if let Err(error) = self.interrupt.request_reset() {

@@ -173,6 +173,10 @@ fn rings_that_make_no_sense_ask_for_a_reset() {
     guest.run_without_refill();
     assert_eq!(client.read(&mut [0]).unwrap(), 0);
     assert!(guest.needs_reset());
+    assert!(guest.handle.connect(1).is_err());
+    let mut late = guest.client();
+    guest.run_without_refill();
+    assert_eq!(late.read(&mut [0]).unwrap(), 0);
     assert_eq!(guest.device.stop().len(), 3);
     guest.rx.restart(&guest.memory);
     guest.tx.restart(&guest.memory);
