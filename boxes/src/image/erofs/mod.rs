@@ -30,6 +30,7 @@
 mod dirent;
 mod error;
 mod format;
+mod header;
 mod inode;
 mod pax;
 mod sink;

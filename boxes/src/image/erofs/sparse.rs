@@ -5,14 +5,14 @@
 //! Maps are hostile. Their length is capped, and [`check`] makes sure that segments are in order, do not overlap, stay
 //! within the file and use up exactly the content that the archive has.
 
-use std::collections::BTreeMap;
 use std::io::Read;
 
 use tar::{GnuExtSparseHeader, GnuSparseHeader, Header};
 
 use super::error::{ErofsError, quote};
+use super::header::{Records, number};
 use super::pax;
-use super::tar::{Archive, BLOCK_BYTES, number};
+use super::tar::{Archive, BLOCK_BYTES};
 
 /// Cap of one map. A segment costs 16 bytes here, and an archive can name millions in one entry.
 const SEGMENT_LIMIT: usize = 1 << 18;
@@ -37,7 +37,7 @@ pub(super) enum SparseMap {
 
 /// Looks for a sparse file in an entry's records; `pairs` are the repeated keywords of format 0.0 in order.
 pub(super) fn pax_form(
-    records: &BTreeMap<Vec<u8>, Vec<u8>>,
+    records: &Records,
     pairs: &[u64],
     path: &[u8],
 ) -> Result<Option<SparseMap>, ErofsError> {

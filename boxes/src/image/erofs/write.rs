@@ -30,11 +30,16 @@ struct Facts {
     links: u32,
     /// A directory's parent.
     parent: NodeId,
+    /// Bytes of content.
+    size: u64,
     /// First block of what is not inline.
     first_block: u32,
     /// Offset in the metadata area.
     offset: u64,
 }
+
+/// Facts about a file of which nothing is known.
+const NOTHING: Facts = Facts { links: 0, parent: Tree::ROOT, size: 0, first_block: 0, offset: 0 };
 
 /// Writes everything behind the file content, and returns the superblock that describes it.
 pub(super) fn write_metadata(tree: &Tree, sink: &mut Sink<'_>) -> Result<Superblock, ErofsError> {
@@ -62,11 +67,10 @@ pub(super) fn write_metadata(tree: &Tree, sink: &mut Sink<'_>) -> Result<Superbl
 
 impl<'t> Plan<'t> {
     fn new(tree: &'t Tree) -> Self {
-        let nothing = Facts { links: 0, parent: Tree::ROOT, first_block: 0, offset: 0 };
         let mut plan = Self {
             tree,
             order: vec![Tree::ROOT],
-            facts: vec![nothing; tree.len()],
+            facts: vec![NOTHING; tree.len()],
             shared: SharedXattrs::default(),
         };
         plan.fact_mut(Tree::ROOT).links = 2;
@@ -88,8 +92,7 @@ impl<'t> Plan<'t> {
             if matches!(self.tree.node(child).kind, Kind::Directory(_)) {
                 let above = self.fact_mut(directory);
                 above.links = above.links.saturating_add(1);
-                *self.fact_mut(child) =
-                    Facts { links: 2, parent: directory, first_block: 0, offset: 0 };
+                *self.fact_mut(child) = Facts { links: 2, parent: directory, ..NOTHING };
                 self.order.push(child);
                 directories.push(child);
                 continue;
@@ -139,7 +142,7 @@ impl<'t> Plan<'t> {
         listing
     }
 
-    fn size(&self, id: NodeId) -> u64 {
+    fn measure(&self, id: NodeId) -> u64 {
         match &self.tree.node(id).kind {
             Kind::Directory(_) => directory_bytes(self.listing(id).iter().map(|entry| entry.name)),
             Kind::Symlink(target) => u64::try_from(target.len()).unwrap_or(u64::MAX),
@@ -149,7 +152,8 @@ impl<'t> Plan<'t> {
     }
 
     /// Bytes that are stored with the inode.
-    fn inline_bytes(&self, id: NodeId, size: u64) -> u64 {
+    fn inline_bytes(&self, id: NodeId) -> u64 {
+        let size = self.fact(id).size;
         let node = self.tree.node(id);
         match &node.kind {
             Kind::Regular(data) => u64::try_from(data.tail.len()).unwrap_or(u64::MAX),
@@ -172,17 +176,17 @@ impl<'t> Plan<'t> {
         matches!(self.tree.node(id).kind, Kind::Directory(_) | Kind::Symlink(_))
     }
 
-    /// Gives blocks to what is not inline.
+    /// Measures all content, and gives blocks to what is not inline.
     fn place_blocks(&mut self, sink: &Sink<'_>) -> Result<(), ErofsError> {
         let mut next = sink.block()?;
-        for position in 0..self.order.len() {
-            let Some(&id) = self.order.get(position) else { break };
+        for id in self.order.clone() {
+            self.fact_mut(id).size = self.measure(id);
             if let Kind::Regular(data) = &self.tree.node(id).kind {
                 self.fact_mut(id).first_block = data.first_block;
                 continue;
             }
-            let size = self.size(id);
-            let blocks = size.saturating_sub(self.inline_bytes(id, size)).div_ceil(BLOCK_BYTES);
+            let size = self.fact(id).size;
+            let blocks = size.saturating_sub(self.inline_bytes(id)).div_ceil(BLOCK_BYTES);
             if blocks == 0 {
                 continue;
             }
@@ -199,11 +203,10 @@ impl<'t> Plan<'t> {
     /// must be in the inode's last block; attributes may.
     fn place_inodes(&mut self) {
         let mut next = FIRST_NID.saturating_mul(SLOT_BYTES);
-        for position in 0..self.order.len() {
-            let Some(&id) = self.order.get(position) else { break };
+        for id in self.order.clone() {
             let body = self.shared.body(&self.tree.node(id).attributes.xattrs).len();
             let head = INODE_BYTES.saturating_add(u64::try_from(body).unwrap_or(u64::MAX));
-            let inline = self.inline_bytes(id, self.size(id));
+            let inline = self.inline_bytes(id);
             let undivided = if inline > 0 { head.saturating_add(inline) } else { INODE_BYTES };
             let mut offset = next.next_multiple_of(SLOT_BYTES);
             if (offset % BLOCK_BYTES).saturating_add(undivided) > BLOCK_BYTES {
@@ -216,9 +219,9 @@ impl<'t> Plan<'t> {
 
     fn write_blocks(&self, sink: &mut Sink<'_>) -> Result<(), ErofsError> {
         for &id in self.order.iter().filter(|&&id| self.has_content_to_write(id)) {
-            let size = self.size(id);
-            let in_blocks = usize::try_from(size.saturating_sub(self.inline_bytes(id, size)))
-                .unwrap_or(usize::MAX);
+            let size = self.fact(id).size;
+            let in_blocks =
+                usize::try_from(size.saturating_sub(self.inline_bytes(id))).unwrap_or(usize::MAX);
             if in_blocks > 0 {
                 sink.write(self.content(id).get(..in_blocks).unwrap_or_default())?;
                 sink.align()?;
@@ -242,8 +245,8 @@ impl<'t> Plan<'t> {
 
     fn store_inode(&self, id: NodeId, serial: u32, into: &mut Vec<u8>) {
         let Node { attributes, kind } = self.tree.node(id);
-        let size = self.size(id);
-        let inline = usize::try_from(self.inline_bytes(id, size)).unwrap_or_default();
+        let size = self.fact(id).size;
+        let inline = usize::try_from(self.inline_bytes(id)).unwrap_or_default();
         let body = self.shared.body(&attributes.xattrs);
         let record = InodeRecord {
             layout: if inline > 0 { DataLayout::Inline } else { DataLayout::Plain },
