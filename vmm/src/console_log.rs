@@ -172,3 +172,126 @@ fn printable(line: &[u8]) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Files {
+        _folder: tempfile::TempDir,
+        current: std::path::PathBuf,
+        old: std::path::PathBuf,
+    }
+
+    fn files() -> Files {
+        let folder = tempfile::tempdir().unwrap();
+        Files {
+            current: folder.path().join("current"),
+            old: folder.path().join("old"),
+            _folder: folder,
+        }
+    }
+
+    impl Files {
+        fn log(&self, cap_bytes: u64) -> ConsoleLog {
+            let open = |path| {
+                File::options()
+                    .read(true)
+                    .write(true)
+                    .create(true)
+                    .truncate(false)
+                    .open(path)
+                    .unwrap()
+            };
+            ConsoleLog::new(open(&self.current), open(&self.old), cap_bytes).unwrap()
+        }
+
+        fn contents(&self) -> (Vec<u8>, Vec<u8>) {
+            (std::fs::read(&self.old).unwrap(), std::fs::read(&self.current).unwrap())
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_in_the_file_as_it_was() {
+        let files = files();
+        let log = files.log(100);
+        log.append(b"one\x1b[31m\n");
+        log.append(b"\xfftwo");
+        assert_eq!(files.contents(), (vec![], b"one\x1b[31m\n\xfftwo".to_vec()));
+    }
+
+    #[test]
+    fn a_full_file_becomes_the_old_one() {
+        let files = files();
+        let log = files.log(8);
+        log.append(b"0123456789");
+        assert_eq!(files.contents(), (b"01234567".to_vec(), b"89".to_vec()));
+        log.append(b"abcdef");
+        assert_eq!(
+            files.contents(),
+            (b"01234567".to_vec(), b"89abcdef".to_vec()),
+            "full is not yet over"
+        );
+        log.append(b"g");
+        assert_eq!(files.contents(), (b"89abcdef".to_vec(), b"g".to_vec()));
+    }
+
+    #[test]
+    fn a_flood_stays_within_twice_the_cap() {
+        let files = files();
+        let log = files.log(40_000);
+        for round in 0..100 {
+            log.append(&vec![round; 7_777]);
+        }
+        let (old, current) = files.contents();
+        assert_eq!(old.len(), 40_000);
+        assert!(current.len() <= 40_000);
+        let all = [old, current].concat();
+        assert_eq!(all.last(), Some(&99));
+        assert!(all.is_sorted(), "no byte is out of order");
+    }
+
+    #[test]
+    fn a_log_goes_on_where_the_last_run_ended() {
+        let files = files();
+        files.log(100).append(b"first run\n");
+        files.log(100).append(b"second run\n");
+        assert_eq!(files.contents().1, b"first run\nsecond run\n");
+        files.log(10).append(b"third");
+        assert_eq!(files.contents(), (b"econd run\n".to_vec(), b"third".to_vec()));
+    }
+
+    #[test]
+    fn the_tail_is_safe_to_print() {
+        let log = files().log(1000);
+        assert!(log.tail(5).is_empty());
+        log.append(b"zero\r\none\ttab\n\x1b[2Jtwo\x07\nthree\xff");
+        assert_eq!(log.tail(3), ["one\ttab", "\\u{1b}[2Jtwo\\u{7}", "three\u{fffd}"]);
+        assert_eq!(log.tail(100).len(), 4);
+        assert!(log.tail(0).is_empty());
+        log.append(b"\n\n");
+        assert_eq!(log.tail(2), ["three\u{fffd}", ""]);
+    }
+
+    #[test]
+    fn the_tail_forgets_what_is_long_ago() {
+        let log = files().log(1 << 20);
+        log.append(&[b'a'; TAIL_BYTES - 1]);
+        log.append(b"\nb");
+        let tail = log.tail(10);
+        assert_eq!(tail.iter().map(String::len).collect::<Vec<_>>(), [TAIL_BYTES - 2, 1]);
+        log.append(&vec![b'c'; 3 * TAIL_BYTES]);
+        assert_eq!(log.tail(10), ["c".repeat(TAIL_BYTES)]);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_loses_output_and_nothing_else() {
+        let files = files();
+        std::fs::write(&files.current, b"").unwrap();
+        std::fs::write(&files.old, b"").unwrap();
+        let read_only = || File::open(&files.current).unwrap();
+        let log = ConsoleLog::new(read_only(), read_only(), 10).unwrap();
+        log.append(b"into the void");
+        assert_eq!(log.tail(1), ["into the void"]);
+    }
+}

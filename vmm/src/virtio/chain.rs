@@ -181,3 +181,7 @@ pub fn skip<'s, 'm>(
     }
     slices.get(whole..).unwrap_or_default()
 }
+
+#[cfg(test)]
+#[expect(clippy::arithmetic_side_effects, reason = "the numbers here are ours")]
+mod tests;

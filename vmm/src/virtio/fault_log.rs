@@ -37,3 +37,45 @@ impl FaultLog {
         self.count
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    struct Counted<'a>(&'a Cell<usize>);
+
+    impl fmt::Display for Counted<'_> {
+        fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            self.0.set(self.0.get() + 1);
+            formatter.write_str("wrong")
+        }
+    }
+
+    #[test]
+    fn a_flood_of_complaints_is_a_few_lines() {
+        // Without a logger nothing is formatted, so install one that formats.
+        struct Formatting;
+        impl log::Log for Formatting {
+            fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+                true
+            }
+            fn log(&self, record: &log::Record<'_>) {
+                let _line = record.args().to_string();
+            }
+            fn flush(&self) {}
+        }
+        static LOGGER: Formatting = Formatting;
+        // Another test of this process may have been first; any logger at this level serves.
+        let _first = log::set_logger(&LOGGER);
+        log::set_max_level(log::LevelFilter::Warn);
+        let formatted = Cell::new(0);
+        let mut faults = FaultLog::new("test");
+        for _ in 0..1_000_000 {
+            faults.note(Counted(&formatted));
+        }
+        assert_eq!(faults.count(), 1_000_000);
+        // The first 8, then 16, 32, … 524288.
+        assert_eq!(formatted.get(), 8 + 16);
+    }
+}

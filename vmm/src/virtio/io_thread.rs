@@ -312,3 +312,6 @@ impl Drop for IoThread {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -207,3 +207,7 @@ impl ServedQueue {
         self.queue
     }
 }
+
+#[cfg(test)]
+#[expect(clippy::arithmetic_side_effects, reason = "the numbers here are ours")]
+mod tests;

@@ -395,3 +395,7 @@ fn set_low(address: &mut u64, value: u32) {
 fn set_high(address: &mut u64, value: u32) {
     *address = *address & 0xffff_ffff | u64::from(value) << 32;
 }
+
+#[cfg(test)]
+#[expect(clippy::arithmetic_side_effects, reason = "the numbers here are ours")]
+mod tests;

@@ -240,3 +240,6 @@ impl From<io::Error> for Failure {
         Self::Io(error)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -122,3 +122,6 @@ impl EventHandler for Worker {
         });
     }
 }
+
+#[cfg(test)]
+mod tests;

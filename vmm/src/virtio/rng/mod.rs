@@ -113,3 +113,6 @@ fn fill(request: &Request<'_, '_>) -> u32 {
     }
     request.answer(bytes)
 }
+
+#[cfg(test)]
+mod tests;
