@@ -11,7 +11,7 @@
 //!
 //! - `settings`: how large it is; `qemu`: the command line; `config`: what its PID 1 is told;
 //! - `start`, `ready`, `stop`, `status`: what the user asks for; `decide`: what a command does about what it finds;
-//! - `qmp`, `link`, `log`: QEMU's control socket, the agent, the console.
+//! - `qmp`, `link`, `log`: QEMU's control socket, the agent, the console; `tsc`: what its clock needs to know.
 
 mod config;
 mod decide;
@@ -28,6 +28,7 @@ mod settings;
 mod start;
 mod status;
 mod stop;
+mod tsc;
 
 pub use error::MachineError;
 pub use files::MachineFiles;

@@ -19,7 +19,7 @@ pub(super) const ADDRESS: &str = "10.0.2.15";
 pub(super) const GATEWAY: &str = "10.0.2.2";
 pub(super) const NAME_SERVER: &str = "10.0.2.3";
 
-/// The kernel's command line. The machine has no ACPI: `reboot=t` (triple fault) is how it ends QEMU, together with
+/// The kernel's command line, to which the frequency of its clock is added. The machine has no ACPI: `reboot=t` (triple fault) is how it ends QEMU, together with
 /// `-no-reboot`. Mitigations cost a lot under emulation and protect from nothing, since there is no speculation.
 const KERNEL_ARGUMENTS: &str = "console=hvc0 quiet panic=-1 reboot=t mitigations=off";
 
@@ -31,7 +31,12 @@ const KERNEL_ARGUMENTS: &str = "console=hvc0 quiet panic=-1 reboot=t mitigations
 /// - `multidevs=remap` keeps inode numbers of the host's several file systems apart.
 /// - Port 0 lets the host's kernel choose the port: nothing is guessed, so nothing can collide.
 /// - The balloon reports free pages, so that memory that boxes gave back leaves QEMU as well.
-pub(super) fn arguments(kernel: &Path, settings: &Settings, control: i32) -> Vec<OsString> {
+pub(super) fn arguments(
+    kernel: &Path,
+    settings: &Settings,
+    tsc_khz: Option<u64>,
+    control: i32,
+) -> Vec<OsString> {
     let Settings { cpus, memory_mib, .. } = settings;
     let (disk, initramfs, console) =
         (MachineFiles::DISK, MachineFiles::INITRAMFS, MachineFiles::CONSOLE);
@@ -43,7 +48,8 @@ pub(super) fn arguments(kernel: &Path, settings: &Settings, control: i32) -> Vec
          -initrd {initramfs} -kernel"
     ));
     arguments.push(kernel.into());
-    arguments.extend(["-append".into(), KERNEL_ARGUMENTS.into()]);
+    let clock = tsc_khz.map(|khz| format!(" tsc=reliable tsc_early_khz={khz}")).unwrap_or_default();
+    arguments.extend(["-append".into(), format!("{KERNEL_ARGUMENTS}{clock}").into()]);
     arguments.extend(words(format!(
         "-chardev socket,id=control,fd={control},server=on,wait=off -mon chardev=control,mode=control
          -chardev file,id=console,path={console},append=on
@@ -82,12 +88,13 @@ mod tests {
     #[test]
     fn options_come_with_their_values_and_paths_stay_whole() {
         let settings = Settings { cpus: 3, memory_mib: 2048, disk_mib: 1 };
-        let arguments = arguments(Path::new("/a b,c/vmlinux"), &settings, 9);
+        let arguments = arguments(Path::new("/a b,c/vmlinux"), &settings, Some(2_500_000), 9);
         let follows = |option: &str, value: &str| {
             arguments.windows(2).any(|pair| pair[0] == *option && pair[1] == *value)
         };
         assert!(follows("-kernel", "/a b,c/vmlinux"));
-        assert!(follows("-append", KERNEL_ARGUMENTS));
+        let append = format!("{KERNEL_ARGUMENTS} tsc=reliable tsc_early_khz=2500000");
+        assert!(follows("-append", &append));
         assert!(follows("-smp", "3") && follows("-m", "2048M") && follows("-cpu", "EPYC"));
         assert!(follows("-chardev", "socket,id=control,fd=9,server=on,wait=off"));
         assert!(follows("-netdev", "user,id=net,hostfwd=tcp:127.0.0.1:0-10.0.2.15:1024"));

@@ -3,13 +3,15 @@
 use super::decide::{Found, Step, decide};
 use super::link::Link;
 use super::record::{Ready, Record, fingerprint, replace};
-use super::{Machine, MachineError, config, detach, log, qemu, qmp::Qmp, ready, status, stop};
-use crate::lock::{Gate, Lock};
+use super::{Machine, MachineError, config, detach, log, qemu, qmp::Qmp, ready, status, stop, tsc};
+use crate::lock::{self, Gate, Lock};
 use crate::paths::create_private;
-use crate::{Error, Result};
+use crate::{Error, Result, empty_disk};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -23,6 +25,9 @@ const RESTART_GRACE: Duration = Duration::from_secs(5);
 
 /// The machine's clock is set again when it was last set longer ago than this.
 const CLOCK_LIFE: Duration = Duration::from_secs(60);
+
+/// How long a QEMU that broke a connection may take to be gone.
+const EXIT_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Lines of a log that an error shows.
 const TAIL_LINES: usize = 12;
@@ -113,7 +118,7 @@ fn greet(machine: &Machine, record: Record) -> Result<Record> {
         return Ok(record);
     }
     link.set_time()?;
-    let touched = std::fs::File::options()
+    let touched = File::options()
         .write(true)
         .open(&path)
         .and_then(|file| file.set_modified(SystemTime::now()))
@@ -164,14 +169,24 @@ fn start(machine: &Machine, fingerprint: String) -> Result<Record> {
 fn make_disk(machine: &Machine) -> Result<()> {
     let path = machine.files.disk();
     let new = path.with_extension("new");
-    let _ = std::fs::remove_file(&new);
-    crate::disk::create_empty(&new, machine.settings.disk_mib)?;
-    std::fs::rename(&new, &path).map_err(Error::io(format!("make {}", path.display())))
+    let make = || {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&new)?;
+        empty_disk::write_empty_disk(&file, machine.settings.disk_mib << 20)?;
+        std::fs::rename(&new, &path)
+    };
+    make().map_err(Error::io(format!("make {}", path.display())))
 }
 
 /// QEMU on its way up; killed when dropped before it has succeeded.
 struct Startup {
     child: Child,
+    pidfd: OwnedFd,
     succeeded: bool,
 }
 
@@ -181,6 +196,7 @@ impl Startup {
         let files = &machine.files;
         let kernel = std::path::absolute(machine.install.kernel())
             .map_err(Error::io("find out where the kernel lies"))?;
+        let tsc_khz = tsc::frequency_khz()?;
         let lock = take_lock(machine)?;
         let lock =
             OwnedFd::from(lock.file().try_clone().map_err(Error::io("duplicate a descriptor"))?);
@@ -195,7 +211,12 @@ impl Startup {
 
         let mut command = Command::new(&machine.qemu);
         command
-            .args(qemu::arguments(&kernel, &machine.settings, detach::number(listener.as_fd())))
+            .args(qemu::arguments(
+                &kernel,
+                &machine.settings,
+                tsc_khz,
+                detach::number(listener.as_fd()),
+            ))
             .current_dir(&files.directory)
             .stdin(Stdio::null())
             .stdout(log)
@@ -207,7 +228,9 @@ impl Startup {
                 }
                 _ => Error::io(format!("start {}", machine.qemu.display()))(error),
             })?;
-        Ok(Self { child, succeeded: false })
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())
+            .map_err(Error::sys("watch QEMU"))?;
+        Ok(Self { child, pidfd, succeeded: false })
     }
 
     /// Asks QEMU for the port it chose, and waits for the agent behind it.
@@ -238,8 +261,12 @@ impl Startup {
             Error::Machine(MachineError::Qmp { .. }) => "QEMU does not answer".into(),
             _ => return error,
         };
-        if let Ok(Some(status)) = self.child.try_wait() {
-            cause = format!("{cause}: QEMU ended with {status}");
+        // A process closes its sockets a moment before it is gone; one that hangs is not waited for.
+        let has_ended = lock::wait_for_exit(&self.pidfd, EXIT_PATIENCE).unwrap_or(false);
+        if let (true, Ok(Some(status))) = (has_ended, self.child.try_wait())
+            && !status.success()
+        {
+            cause = format!("QEMU ended with {status}");
         }
         let mut tail = log::tail(&machine.files.console(), TAIL_LINES);
         if tail.is_empty() {
@@ -274,4 +301,93 @@ fn take_lock(machine: &Machine) -> Result<Lock> {
     }
     stop::kill(machine)?;
     Gate::exclusive(&files.gate)?.take(&files.lock())?.ok_or_else(|| MachineError::Stuck.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Code;
+    use crate::install::Install;
+    use crate::machine::{MachineFiles, Settings};
+    use crate::paths::{Dirs, Environment};
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+
+    /// A machine whose QEMU is this shell script.
+    fn machine(root: &Path, script: &str) -> Machine {
+        let environment = Environment { lilbox_home: Some(root.into()), ..Environment::default() };
+        let dirs = Dirs::compute(&environment).unwrap();
+        dirs.create().unwrap();
+        let install = Install { vmm: root.join("vmm"), share: root.into(), kvm: root.join("kvm") };
+        std::fs::write(install.kernel(), "kernel").unwrap();
+        let qemu = root.join("qemu");
+        std::fs::write(&qemu, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&qemu, PermissionsExt::from_mode(0o755)).unwrap();
+        Machine {
+            files: MachineFiles::new(&dirs),
+            install,
+            settings: Settings { cpus: 1, memory_mib: 512, disk_mib: 1024 },
+            program: "/bin/lilbox".into(),
+            qemu,
+            initramfs: b"",
+        }
+    }
+
+    fn ensure_fails(machine: &Machine) -> (Error, Vec<Event>) {
+        let mut events = Vec::new();
+        let error = ensure(machine, &mut |event| events.push(event)).unwrap_err();
+        (error, events)
+    }
+
+    #[test]
+    fn a_qemu_that_ends_at_once_shows_what_it_said() {
+        let root = tempfile::tempdir().unwrap();
+        let machine = machine(root.path(), "echo no such CPU >&2; exit 1");
+        let (error, events) = ensure_fails(&machine);
+        let text = error.to_string();
+        assert!(text.contains("no such CPU") && text.contains("exit status: 1"), "{text}");
+        assert_eq!((error.code(), events), (Code::MachineFailed, vec![Event::Starting]));
+        assert!(!is_held(&machine).unwrap());
+        assert!(machine.files.disk().metadata().unwrap().len() == 1 << 30);
+    }
+
+    #[test]
+    fn a_missing_qemu_is_told_with_the_packages_that_have_it() {
+        let root = tempfile::tempdir().unwrap();
+        let mut machine = machine(root.path(), "");
+        machine.qemu = root.path().join("nowhere");
+        let (error, _) = ensure_fails(&machine);
+        assert_eq!(error.code(), Code::ProgramMissing);
+        assert!(error.hint().unwrap().contains("apt-get install qemu-system-x86"));
+    }
+
+    #[test]
+    fn a_start_that_was_cut_short_is_replaced() {
+        let root = tempfile::tempdir().unwrap();
+        let machine = machine(root.path(), "exit 1");
+        create_private(&machine.files.directory).unwrap();
+        // What a killed command leaves: a QEMU that has the lock, and no record.
+        let lock = take_lock(&machine).unwrap();
+        let mut orphan = Command::new("sleep")
+            .arg("1000")
+            .stdin(lock.file().try_clone().unwrap())
+            .spawn()
+            .unwrap();
+        drop(lock);
+        assert_eq!(look(&machine, "f").unwrap(), (Found::Starting, None));
+        let (_, events) = ensure_fails(&machine);
+        assert_eq!(events, [Event::Starting]);
+        assert!(!orphan.wait().unwrap().success(), "it was killed");
+    }
+
+    #[test]
+    fn nothing_runs_before_the_first_start_and_stopping_it_is_fine() {
+        let root = tempfile::tempdir().unwrap();
+        let machine = machine(root.path(), "");
+        assert_eq!(look(&machine, "f").unwrap(), (Found::Stopped, None));
+        assert!(!stop(&machine, Duration::ZERO).unwrap());
+        stop::remove(&machine, Duration::ZERO).unwrap();
+        let status = status(&machine).unwrap();
+        assert_eq!((status.status, status.exists), ("stopped", false));
+    }
 }
