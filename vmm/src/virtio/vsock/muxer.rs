@@ -176,7 +176,10 @@ impl Muxer {
         now: Instant,
     ) -> io::Result<()> {
         if !self.open {
-            return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "the guest has no vsock driver"));
+            return Err(io::Error::new(
+                io::ErrorKind::ConnectionRefused,
+                "the guest has no vsock driver",
+            ));
         }
         let Some(host_port) = self.free_port(guest_port) else {
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "too many vsock connections"));
