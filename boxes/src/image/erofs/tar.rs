@@ -243,7 +243,8 @@ impl<R: Read> Archive<R> {
             filled = filled.saturating_add(count);
         }
         self.advance(filled);
-        if filled == 0 {
+        // Nothing at all is no archive but what a failed program leaves in a pipe; later on, a missing end mark is common.
+        if filled == 0 && start > 0 {
             return Ok(None);
         }
         if filled < BLOCK_BYTES {

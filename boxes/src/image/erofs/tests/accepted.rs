@@ -16,7 +16,7 @@ fn paths(listing: &Listing) -> Vec<String> {
 
 #[test]
 fn an_empty_archive_is_an_empty_root() {
-    for tar in [&b""[..], &[0; 512], &[0; 1024], &[0; 10240]] {
+    for tar in [&[0; 512][..], &[0; 1024], &[0; 10240]] {
         let listing = listing(tar);
         assert_eq!(paths(&listing), [""]);
         assert_eq!(at(&listing, "").mode, 0o040_755);
@@ -165,6 +165,12 @@ fn later_entries_replace_earlier_ones() {
     assert_eq!(at(&listing, "g").content, b"d");
     assert_eq!((at(&listing, "h").content.clone(), at(&listing, "h").links), (sha256(b"22"), 1));
     assert_eq!((at(&listing, "i").content.clone(), at(&listing, "i").links), (sha256(b"1"), 1));
+}
+
+#[test]
+fn the_end_mark_may_be_missing() {
+    let tar = Tar::default().add(&file("a", "x")).add(&dir("b")).0;
+    assert_eq!(paths(&listing(&tar)), ["", "a", "b"]);
 }
 
 #[test]

@@ -91,6 +91,7 @@ fn broken_streams() {
             assert_eq!(refusal(&good[..length]), "Truncated", "{length}");
         }
     }
+    assert_eq!(refusal(b""), "Truncated");
     let mut bad = good;
     bad[0] ^= 1;
     assert_eq!(refusal(&bad), "BadChecksum");

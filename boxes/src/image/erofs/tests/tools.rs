@@ -65,7 +65,7 @@ fn sample() -> Vec<Item> {
 fn checker_finds_no_fault() {
     let (image, _) = build(&Tar::of(&sample())).unwrap();
     fsck(&image);
-    let (empty, _) = build(&[]).unwrap();
+    let (empty, _) = build(&Tar::of(&[])).unwrap();
     fsck(&empty);
 }
 
