@@ -5,3 +5,4 @@ mod ends;
 mod flow;
 mod hostile;
 mod opening;
+mod threaded;

@@ -3,14 +3,14 @@
 use crate::virtio::device::{
     Activation, ActiveQueue, GuestMemory, Interrupt, IrqLine, VirtioDevice,
 };
-use crate::virtio::io_thread::EventLoop;
+use crate::virtio::io_thread::{EventLoop, IoHandle};
 use crate::virtio::vsock::packet::{HEADER_LEN, Header, Op, TYPE_STREAM};
 use crate::virtio::vsock::{GUEST_CID, HOST_CID, HostPorts, Vsock, VsockConfig, VsockHandle};
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
@@ -28,13 +28,17 @@ const BUFFERS: u64 = 0x10000;
 /// Room for the largest packet.
 const BUFFER_SPAN: u64 = 0x11000;
 
-/// Counts interrupts.
+/// Counts interrupts, and lets a guest wait for one.
 #[derive(Default)]
-pub(super) struct Line(AtomicUsize);
+pub(super) struct Line {
+    count: Mutex<usize>,
+    raised: Condvar,
+}
 
 impl IrqLine for Line {
     fn raise(&self) -> io::Result<()> {
-        self.0.fetch_add(1, Ordering::SeqCst);
+        *self.count.lock().unwrap() += 1;
+        self.raised.notify_all();
         Ok(())
     }
 }
@@ -93,11 +97,16 @@ impl Ring {
         let slot = u64::from(self.avail % QUEUE_SIZE);
         memory.write_obj(head.to_le(), GuestAddress(self.base + AVAIL + 4 + slot * 2)).unwrap();
         self.avail = self.avail.wrapping_add(1);
-        memory.write_obj(self.avail.to_le(), GuestAddress(self.base + AVAIL + 2)).unwrap();
+        memory
+            .store(self.avail.to_le(), GuestAddress(self.base + AVAIL + 2), Ordering::Release)
+            .unwrap();
     }
 
     fn take_used(&mut self, memory: &GuestMemory) -> Option<(u16, u32)> {
-        let index: u16 = memory.read_obj(GuestAddress(self.base + USED + 2)).unwrap();
+        // After what the last call asked for (see below) is visible: else an interrupt could be missed.
+        fence(Ordering::SeqCst);
+        let index: u16 =
+            memory.load(GuestAddress(self.base + USED + 2), Ordering::Acquire).unwrap();
         if index == self.used {
             return None;
         }
@@ -129,7 +138,8 @@ pub(super) struct Guest {
     event: Ring,
     line: Arc<Line>,
     interrupt: Interrupt,
-    event_loop: EventLoop,
+    /// None where the device works on a thread of its own.
+    event_loop: Option<EventLoop>,
     rx_len: u32,
     /// What the guest tells about its receive buffers.
     pub(super) buf_alloc: u32,
@@ -141,12 +151,18 @@ pub(super) struct Guest {
 impl Guest {
     /// A guest whose driver is not up yet. `rx_len` is the size of its receive buffers.
     pub(super) fn down(rx_len: u32, host_ports: HostPorts) -> Self {
+        let event_loop = EventLoop::new().unwrap();
+        let handle = event_loop.handle().clone();
+        Self { event_loop: Some(event_loop), ..Self::served_by(&handle, rx_len, host_ports) }
+    }
+
+    /// A guest whose device works on a thread, and whose driver is not up yet.
+    pub(super) fn served_by(io: &IoHandle, rx_len: u32, host_ports: HostPorts) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let agent_path = directory.path().join("agent");
         let agent_listener = UnixListener::bind(&agent_path).unwrap();
-        let event_loop = EventLoop::new().unwrap();
         let config = VsockConfig { guest_cid: GUEST_CID, agent_listener, host_ports };
-        let device = Vsock::new(config, event_loop.handle()).unwrap();
+        let device = Vsock::new(config, io).unwrap();
         let line = Arc::new(Line::default());
         let irq_line: Arc<dyn IrqLine> = line.clone();
         Self {
@@ -164,7 +180,7 @@ impl Guest {
             rx: Ring::new(0),
             tx: Ring::new(1),
             event: Ring::new(2),
-            event_loop,
+            event_loop: None,
             rx_len,
             buf_alloc: 256 << 10,
             inbox: std::collections::VecDeque::new(),
@@ -177,9 +193,7 @@ impl Guest {
     pub(super) fn up(rx_len: u32, host_ports: HostPorts) -> Self {
         let mut guest = Self::down(rx_len, host_ports);
         guest.start();
-        for slot in 0..QUEUE_SIZE {
-            guest.post(slot);
-        }
+        guest.post_all();
         guest
     }
 
@@ -215,7 +229,13 @@ impl Guest {
 
     /// Interrupts so far.
     pub(super) fn interrupts(&self) -> usize {
-        self.line.0.load(Ordering::SeqCst)
+        *self.line.count.lock().unwrap()
+    }
+
+    /// Waits until there were more interrupts than that.
+    pub(super) fn wait_for_interrupt(&self, seen: usize) {
+        let count = self.line.count.lock().unwrap();
+        drop(self.line.raised.wait_while(count, |count| *count <= seen).unwrap());
     }
 
     /// Whether the device has given up until it is reset.
@@ -231,10 +251,17 @@ impl Guest {
         self.rx.doorbell.write(1).unwrap();
     }
 
+    /// Offers all receive buffers.
+    pub(super) fn post_all(&mut self) {
+        for slot in 0..QUEUE_SIZE {
+            self.post(slot);
+        }
+    }
+
     /// Lets the device work until it has nothing to do, giving it buffers back as they are used.
     pub(super) fn run(&mut self) {
         loop {
-            while self.event_loop.turn(Some(Duration::ZERO)).unwrap() > 0 {}
+            self.turn();
             let before = self.inbox.len();
             self.collect(true);
             if self.inbox.len() == before {
@@ -245,8 +272,13 @@ impl Guest {
 
     /// Lets the device work, but does not give it buffers back.
     pub(super) fn run_without_refill(&mut self) {
-        while self.event_loop.turn(Some(Duration::ZERO)).unwrap() > 0 {}
+        self.turn();
         self.collect(false);
+    }
+
+    fn turn(&self) {
+        let Some(event_loop) = &self.event_loop else { return };
+        while event_loop.turn(Some(Duration::ZERO)).unwrap() > 0 {}
     }
 
     fn collect(&mut self, refill: bool) {
@@ -307,6 +339,12 @@ impl Guest {
             0,
         );
         self.tx.offer(&self.memory, slot);
+    }
+
+    /// Whether another packet can be queued.
+    pub(super) fn can_queue(&mut self) -> bool {
+        while self.tx.take_used(&self.memory).is_some() {}
+        self.tx.avail.wrapping_sub(self.tx.used) < QUEUE_SIZE / 2
     }
 
     /// Rings the tx doorbell.
@@ -385,10 +423,17 @@ impl Socket {
 
     /// Sends data.
     pub(super) fn send(&mut self, guest: &mut Guest, payload: &[u8]) {
+        self.queue_data(guest, payload);
+        guest.kick();
+        guest.run();
+    }
+
+    /// Queues data.
+    pub(super) fn queue_data(&mut self, guest: &mut Guest, payload: &[u8]) {
         let len = u32::try_from(payload.len()).unwrap();
         let header = Header { len, ..self.header(guest, Op::Data) };
         self.sent = self.sent.wrapping_add(len);
-        guest.send(&header, payload);
+        guest.queue_packet(&header, payload);
     }
 
     /// Sends a packet without payload.
