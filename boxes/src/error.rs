@@ -1,6 +1,7 @@
 //! What can go wrong: what was tried, its cause, a code word that is stable, and advice where there is any.
 
 use crate::Code;
+use crate::machine::MachineError;
 use proto::agent::Failed;
 use proto::codec::DecodeError;
 use proto::launch::LaunchFailure;
@@ -173,6 +174,9 @@ pub enum Error {
         /// What is wrong.
         cause: String,
     },
+    /// The machine cannot be used.
+    #[error(transparent)]
+    Machine(#[from] MachineError),
     /// A system call failed.
     #[error("cannot {operation}")]
     Io {
@@ -226,6 +230,7 @@ impl Error {
             Self::State { .. } | Self::StateNewer { .. } | Self::StateInvalid { .. } => {
                 Code::StateInvalid
             }
+            Self::Machine(error) => error.code(),
             Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => Code::NoSpace,
             Self::Io { .. } => Code::Io,
         }
@@ -264,6 +269,7 @@ impl Error {
             Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 "free some disk space, or move LILBOX_HOME to a larger disk".into()
             }
+            Self::Machine(error) => return error.hint(),
             Self::Guest(failed) => guest_hint(failed.code)?.into(),
             Self::ConnectionLost(name) => format!("`lilbox logs {name}` shows its console"),
             _ => return None,
@@ -312,12 +318,12 @@ fn describe_launch_failure(failure: &LaunchFailure) -> String {
 }
 
 /// Lines below the message they explain.
-fn indent(lines: &[String]) -> String {
+pub(crate) fn indent(lines: &[String]) -> String {
     lines.iter().map(|line| format!("\n    {}", printable(line))).collect()
 }
 
 /// A line that a guest wrote, fit for a terminal: a hostile guest could otherwise send escape sequences through it.
-fn printable(line: &str) -> String {
+pub(crate) fn printable(line: &str) -> String {
     line.chars().map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }).collect()
 }
 

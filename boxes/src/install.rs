@@ -14,11 +14,22 @@ pub struct Install {
     pub kvm: PathBuf,
 }
 
+/// Places that the user names.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Told {
+    /// The `lilbox-vmm` program.
+    pub vmm: Option<PathBuf>,
+    /// Directory of kernel and base image.
+    pub share: Option<PathBuf>,
+    /// The KVM device.
+    pub kvm: Option<PathBuf>,
+}
+
 impl Install {
     /// Finds the files that belong to the program at `program` (its own path, links resolved). They lie in the prefix
-    /// it was installed to, or beside it in a build tree. `share` and `vmm` override the search.
+    /// it was installed to, or beside it in a build tree. What is given in `told` is not searched.
     #[must_use]
-    pub fn locate(program: &Path, share: Option<PathBuf>, vmm: Option<PathBuf>) -> Self {
+    pub fn locate(program: &Path, told: Told) -> Self {
         let directory = program.parent().unwrap_or(Path::new("/"));
         let prefix = directory.parent().unwrap_or(Path::new("/"));
         let first = |candidates: [PathBuf; 2]| {
@@ -28,9 +39,9 @@ impl Install {
         let beside = [prefix.join("share/lilbox"), directory.join("share/lilbox")];
         let programs = [directory.join("lilbox-vmm"), prefix.join("libexec/lilbox/lilbox-vmm")];
         Self {
-            vmm: vmm.unwrap_or_else(|| first(programs)),
-            share: share.unwrap_or_else(|| first(beside)),
-            kvm: "/dev/kvm".into(),
+            vmm: told.vmm.unwrap_or_else(|| first(programs)),
+            share: told.share.unwrap_or_else(|| first(beside)),
+            kvm: told.kvm.unwrap_or_else(|| "/dev/kvm".into()),
         }
     }
 
@@ -81,13 +92,14 @@ mod tests {
         for file in ["usr/libexec/lilbox/lilbox-vmm", "target/debug/lilbox-vmm"] {
             std::fs::write(at(file), "").unwrap();
         }
-        let installed = Install::locate(&at("usr/bin/lilbox"), None, None);
+        let installed = Install::locate(&at("usr/bin/lilbox"), Told::default());
         assert_eq!(installed.share, at("usr/share/lilbox"));
         assert_eq!(installed.vmm, at("usr/libexec/lilbox/lilbox-vmm"));
-        let built = Install::locate(&at("target/debug/lilbox"), None, None);
+        let built = Install::locate(&at("target/debug/lilbox"), Told::default());
         assert_eq!(built.share, at("target/debug/share/lilbox"));
         assert_eq!(built.vmm, at("target/debug/lilbox-vmm"));
-        let told = Install::locate(&at("usr/bin/lilbox"), Some(at("s")), Some(at("v")));
+        let told = Told { share: Some(at("s")), vmm: Some(at("v")), kvm: None };
+        let told = Install::locate(&at("usr/bin/lilbox"), told);
         assert_eq!((told.share.clone(), told.vmm.clone()), (at("s"), at("v")));
         assert!(matches!(told.check(), Err(Error::InstallBroken { path }) if path == at("v")));
     }

@@ -64,6 +64,13 @@ pub fn logs(
     Ok(())
 }
 
+/// The last lines of a console log, without what only a terminal understands.
+pub(crate) fn tail(files: &BoxFiles, lines: usize) -> Result<Vec<String>> {
+    let bytes = Follower { files, position: 0 }.news()?;
+    let text = String::from_utf8_lossy(last_lines(&bytes, Some(lines))).into_owned();
+    Ok(text.lines().map(crate::error::printable).collect())
+}
+
 /// Where a reader of the log is.
 struct Follower<'a> {
     files: &'a BoxFiles,

@@ -1,7 +1,8 @@
 //! What a command works with. The environment is read here and nowhere else.
 
 use crate::error::{CliError, Result};
-use boxes::install::Install;
+use boxes::home::Home;
+use boxes::install::{Install, Told};
 use boxes::paths::{Dirs, Environment};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -13,6 +14,8 @@ pub struct Context {
     pub dirs: Dirs,
     /// Our own files.
     pub install: Install,
+    /// Where programs are searched (`PATH`).
+    pub search_path: Option<OsString>,
 }
 
 /// A variable of the environment; an empty one counts as not set.
@@ -37,9 +40,17 @@ impl Context {
         };
         let program =
             std::env::current_exe().map_err(CliError::io("find out where this program lies"))?;
+        let told =
+            Told { vmm: path("LILBOX_VMM"), share: path("LILBOX_SHARE"), kvm: path("LILBOX_KVM") };
         Ok(Self {
             dirs: Dirs::compute(&environment)?,
-            install: Install::locate(&program, path("LILBOX_SHARE"), path("LILBOX_VMM")),
+            install: Install::locate(&program, told),
+            search_path: variable("PATH"),
         })
+    }
+
+    /// Opens the state, making what is missing.
+    pub fn open(self) -> Result<Home> {
+        Ok(Home::open(self.dirs, self.install)?)
     }
 }

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-/// Exit code of a failure of lilbox itself, as opposed to the command's own.
+/// Exit code of a failure of lilbox itself where the exit code otherwise is that of a command in a guest.
 pub const EXIT_FAILED: u8 = 125;
 
 /// Result of a command.
@@ -64,20 +64,20 @@ impl CliError {
         }
     }
 
-    /// The exit code. A command that could not be run in a guest has the shells' codes for it.
-    fn exit_code(&self) -> u8 {
+    /// The exit code. A command that could not be run in a guest has the shells' codes for it; other failures of lilbox
+    /// have `failure_code`.
+    fn exit_code(&self, failure_code: u8) -> u8 {
         match (self, self.code()) {
             (Self::Usage(_), _) => 2,
-            (Self::Partial, _) => 1,
             (Self::Signal(number), _) => 128 + (number & 0x7f),
             (_, Code::CommandNotFound) => 127,
             (_, Code::CommandNotRunnable) => 126,
-            _ => EXIT_FAILED,
+            _ => failure_code,
         }
     }
 
     /// Prints the error and gives the exit code.
-    pub fn report(&self) -> ExitCode {
+    pub fn report(&self, failure_code: u8) -> ExitCode {
         match self {
             // Whoever read our output has had enough: that is not a failure.
             Self::Output(source) if source.kind() == io::ErrorKind::BrokenPipe => {
@@ -86,7 +86,7 @@ impl CliError {
             Self::Partial => {}
             _ => self.print(),
         }
-        ExitCode::from(self.exit_code())
+        ExitCode::from(self.exit_code(failure_code))
     }
 
     /// Prints the error.

@@ -1,9 +1,14 @@
 //! `lilbox`: the command line. It parses, calls `boxes`, and prints; what a command does is in `boxes`.
 
+mod attach;
 mod commands;
 mod context;
 mod error;
+mod machine_passthrough;
 mod output;
+mod signals;
+mod terminal;
+mod values;
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -21,8 +26,9 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return output::parse_result(&error),
     };
+    let failure_code = cli.command.failure_code();
     match cli.command.run() {
         Ok(code) => code,
-        Err(error) => error.report(),
+        Err(error) => error.report(failure_code),
     }
 }

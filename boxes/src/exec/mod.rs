@@ -14,7 +14,7 @@ use crate::home::Home;
 use crate::{Error, Result};
 use proto::agent::{Exec, Exit, TtySize};
 use session::Session;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -97,5 +97,19 @@ pub fn exec_at(
     events: Option<&mut dyn Events>,
 ) -> Result<Outcome> {
     let stream = UnixStream::connect(socket).map_err(Error::io(format!("reach box '{name}'")))?;
-    Session::begin(stream, name, request, streams)?.run(events)
+    exec_on(stream.into(), name, request, streams, events)
+}
+
+/// Runs a command through a connection to an agent, to its end. `name` is what errors call the other side.
+///
+/// # Errors
+/// As [`exec`].
+pub fn exec_on(
+    connection: OwnedFd,
+    name: &str,
+    request: &Exec,
+    streams: Streams<'_>,
+    events: Option<&mut dyn Events>,
+) -> Result<Outcome> {
+    Session::begin(connection, name, request, streams)?.run(events)
 }

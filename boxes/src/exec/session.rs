@@ -9,9 +9,8 @@ use proto::frame::{DATA_CHUNK_BYTES, FrameDecoder};
 use proto::version::AGENT_PROTOCOL;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
+use rustix::net::SendFlags;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// Output that may wait here for a slow reader before the connection is no longer read, and so holds back the guest.
@@ -35,7 +34,8 @@ enum Peer {
 
 /// An exec under way.
 pub(super) struct Session<'a> {
-    stream: UnixStream,
+    /// A stream socket of any family.
+    stream: OwnedFd,
     name: &'a str,
     decoder: FrameDecoder,
     /// Frames on their way to the guest, of which `sent` bytes are sent.
@@ -57,12 +57,13 @@ pub(super) struct Session<'a> {
 impl<'a> Session<'a> {
     /// Sends the request. The reply is not waited for: standard input may follow at once.
     pub(super) fn begin(
-        stream: UnixStream,
+        stream: OwnedFd,
         name: &'a str,
         exec: &Exec,
         streams: Streams<'a>,
     ) -> Result<Self> {
-        stream.set_nonblocking(true).map_err(Error::io("set a socket non-blocking"))?;
+        rustix::io::ioctl_fionbio(&stream, true)
+            .map_err(Error::sys("set a socket non-blocking"))?;
         let request =
             Message::Request(Request { protocol: AGENT_PROTOCOL, op: Op::Exec(exec.clone()) });
         let frames = request.encode().map_err(|_| Error::InvalidValue {
@@ -214,10 +215,10 @@ impl<'a> Session<'a> {
 
     fn write_frames(&mut self) {
         while self.sent < self.frames.len() {
-            match self.stream.write(&self.frames[self.sent..]) {
+            match rustix::net::send(&self.stream, &self.frames[self.sent..], SendFlags::NOSIGNAL) {
                 Ok(len) => self.sent += len,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
                 // The other side takes nothing more. What it said before that is still to be read.
                 Err(_) => {
                     self.stdin = None;
@@ -229,14 +230,11 @@ impl<'a> Session<'a> {
 
     fn read_frames(&mut self) -> Result<()> {
         let mut buffer = vec![0; DATA_CHUNK_BYTES];
-        match self.stream.read(&mut buffer) {
-            Ok(0) => self.peer = Peer::Gone,
+        match rustix::io::read(&self.stream, &mut buffer) {
+            Ok(0) | Err(Errno::CONNRESET) => self.peer = Peer::Gone,
             Ok(len) => self.decoder.push(&buffer[..len]),
-            Err(error)
-                if [io::ErrorKind::Interrupted, io::ErrorKind::WouldBlock]
-                    .contains(&error.kind()) => {}
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => self.peer = Peer::Gone,
-            Err(error) => return Err(Error::io(format!("read from box '{}'", self.name))(error)),
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(errno) => return Err(Error::sys(format!("read from box '{}'", self.name))(errno)),
         }
         while self.outcome.is_none() {
             let Some(frame) = self.decoder.next_frame().map_err(not_understood)? else { break };

@@ -3,8 +3,10 @@
 use super::directory::{self, Owners};
 use super::erofs::{self, BuildOptions};
 use super::{ImageConfig, file};
+use crate::home::Home;
+use crate::lock::Gate;
 use crate::paths::Dirs;
-use crate::store::{ImageRecord, Store};
+use crate::store::ImageRecord;
 use crate::{Error, Result};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
@@ -57,14 +59,13 @@ const UNFINISHED: &str = ".new-";
 /// [`Error::ImageInvalid`] if the archive cannot be made into an image, [`Error::Io`] if something cannot be read or
 /// written.
 pub fn import(
-    dirs: &Dirs,
-    store: &Store,
+    home: &Home,
     source: Source<'_>,
     tag: &str,
     source_name: &str,
     config: ImageConfig,
 ) -> Result<ImageRecord> {
-    let unfinished = Unfinished::new(&dirs.images())?;
+    let unfinished = Unfinished::new(&home.dirs.images())?;
     let options = BuildOptions::default();
     let invalid = |error: &dyn std::error::Error| Error::ImageInvalid {
         reference: tag.into(),
@@ -107,11 +108,14 @@ pub fn import(
         config,
         created_at_ms: crate::clock::unix_millis(),
     };
-    let path = image_path(dirs, &record.digest);
+    let path = image_path(&home.dirs, &record.digest);
     let write = || Error::io(format!("write {}", path.display()));
     unfinished.file.sync_all().map_err(write())?;
+    // With the gate to oneself nobody removes the file before its row says that it is needed.
+    let gate = Gate::exclusive(&home.dirs.gate())?;
     std::fs::rename(&unfinished.path, &path).map_err(write())?;
-    store.put_image(&record)?;
+    home.store.put_image(&record)?;
+    super::sweep(home, &gate)?;
     Ok(record)
 }
 
@@ -153,16 +157,19 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
+/// Prefix of the digest of a file that is used where it lies.
+pub(super) const FILE_DIGEST: &str = "file-";
+
 /// What a file looked like: changes when it is replaced or written to.
 pub(super) fn file_fingerprint(file: &File, path: &Path) -> Result<String> {
     use std::os::unix::fs::MetadataExt;
     let metadata = file.metadata().map_err(Error::io(format!("look at {}", path.display())))?;
     let numbers = (metadata.ino(), metadata.size(), metadata.mtime(), metadata.mtime_nsec());
-    Ok(format!("file-{}-{}-{}-{}", numbers.0, numbers.1, numbers.2, numbers.3))
+    Ok(format!("{FILE_DIGEST}{}-{}-{}-{}", numbers.0, numbers.1, numbers.2, numbers.3))
 }
 
 /// Makes an image of a path, or finds the one made before if nothing has changed there.
-pub(super) fn from_path(dirs: &Dirs, store: &Store, path: &Path) -> Result<ImageRecord> {
+pub(super) fn from_path(home: &Home, path: &Path) -> Result<ImageRecord> {
     let tag = path.to_str().ok_or_else(|| Error::InvalidValue {
         what: "image".into(),
         cause: format!("`{}` is not UTF-8", path.display()),
@@ -174,15 +181,15 @@ pub(super) fn from_path(dirs: &Dirs, store: &Store, path: &Path) -> Result<Image
     } else {
         file_fingerprint(&open()?, path)?
     };
-    if let Some(record) = store.image(tag)?
+    if let Some(record) = home.store.image(tag)?
         && record.source == fingerprint
-        && image_path(dirs, &record.digest).exists()
+        && image_path(&home.dirs, &record.digest).exists()
     {
         return Ok(record);
     }
     let config = ImageConfig::default();
     if is_directory {
-        import(dirs, store, Source::Directory(path), tag, &fingerprint, config)
+        import(home, Source::Directory(path), tag, &fingerprint, config)
     } else {
         let mut file = open()?;
         if !file::is_tar(&file, path)? {
@@ -190,64 +197,64 @@ pub(super) fn from_path(dirs: &Dirs, store: &Store, path: &Path) -> Result<Image
                 "it is neither a directory, a tar archive nor an EROFS or ext4 file system".into();
             return Err(Error::ImageInvalid { reference: tag.into(), cause });
         }
-        import(dirs, store, Source::Tar(&mut file), tag, &fingerprint, config)
+        import(home, Source::Tar(&mut file), tag, &fingerprint, config)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::install::{Install, Told};
     use crate::paths::Environment;
 
-    fn dirs(root: &Path) -> Dirs {
+    fn home(root: &Path) -> Home {
         let from = Environment {
             lilbox_home: Some(root.into()),
             temporary: "/tmp".into(),
             ..Environment::default()
         };
-        let dirs = Dirs::compute(&from).unwrap();
-        dirs.create().unwrap();
-        dirs
+        Home::open(
+            Dirs::compute(&from).unwrap(),
+            Install::locate(Path::new("/nowhere"), Told::default()),
+        )
+        .unwrap()
     }
 
     #[test]
-    fn a_directory_is_made_into_an_image_once() {
-        let home = tempfile::tempdir().unwrap();
+    fn a_directory_is_made_into_an_image_once_and_an_old_image_goes() {
+        let directory = tempfile::tempdir().unwrap();
         let root = tempfile::tempdir().unwrap();
-        let (dirs, path) = (dirs(home.path()), root.path());
-        let store = Store::open(&dirs.database()).unwrap();
+        let (home, path) = (home(directory.path()), root.path());
         std::fs::write(path.join("file"), "x").unwrap();
-        let first = from_path(&dirs, &store, path).unwrap();
-        assert_eq!(from_path(&dirs, &store, path).unwrap(), first);
-        let image = File::open(image_path(&dirs, &first.digest)).unwrap();
+        let first = from_path(&home, path).unwrap();
+        assert_eq!(from_path(&home, path).unwrap(), first);
+        let image = File::open(image_path(&home.dirs, &first.digest)).unwrap();
         assert_eq!(file::detect(&image, path).unwrap(), Some(file::Filesystem::Erofs));
         std::fs::write(path.join("file"), "changed").unwrap();
-        assert_ne!(from_path(&dirs, &store, path).unwrap().digest, first.digest);
+        let second = from_path(&home, path).unwrap();
+        assert_ne!(second.digest, first.digest);
+        assert!(!image_path(&home.dirs, &first.digest).exists());
+        super::super::remove(&home, path.to_str().unwrap()).unwrap();
+        assert_eq!(home.dirs.images().read_dir().unwrap().count(), 0);
+        assert!(matches!(super::super::remove(&home, "ghost"), Err(Error::ImageNotFound(_))));
     }
 
     #[test]
     fn garbage_is_refused_and_leaves_nothing() {
-        let home = tempfile::tempdir().unwrap();
-        let dirs = dirs(home.path());
-        let store = Store::open(&dirs.database()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let home = home(directory.path());
+        let images = home.dirs.images();
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), vec![7; 4096]).unwrap();
-        assert!(matches!(from_path(&dirs, &store, file.path()), Err(Error::ImageInvalid { .. })));
-        let garbage = import(
-            &dirs,
-            &store,
-            Source::Tar(&mut &[7; 4096][..]),
-            "t",
-            "-",
-            ImageConfig::default(),
-        );
+        assert!(matches!(from_path(&home, file.path()), Err(Error::ImageInvalid { .. })));
+        let garbage =
+            import(&home, Source::Tar(&mut &[7; 4096][..]), "t", "-", ImageConfig::default());
         assert!(matches!(garbage, Err(Error::ImageInvalid { .. })));
-        assert_eq!(dirs.images().read_dir().unwrap().count(), 0);
-        std::fs::write(dirs.images().join(".new-dead"), "").unwrap();
-        let living = Unfinished::new(&dirs.images()).unwrap();
-        clean(&dirs.images()).unwrap();
-        let left: Vec<_> =
-            dirs.images().read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
-        assert_eq!(left, [living.path.clone()]);
+        assert_eq!(images.read_dir().unwrap().count(), 0);
+        std::fs::write(images.join(".new-dead"), "").unwrap();
+        let living = Unfinished::new(&images).unwrap();
+        clean(&images).unwrap();
+        let left: Vec<_> = images.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(left, std::slice::from_ref(&living.path));
     }
 }

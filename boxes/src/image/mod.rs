@@ -6,12 +6,15 @@
 pub mod erofs;
 
 mod build;
+mod collection;
 mod directory;
 mod file;
 mod resolve;
 
 pub(crate) use build::clean;
 pub use build::{Source, import};
+pub(crate) use collection::sweep;
+pub use collection::{Listed, list, parse_tag, remove};
 pub use file::{Filesystem, detect};
 pub(crate) use resolve::pin;
 pub use resolve::{BASE, is_path, resolve, verify};

@@ -1,10 +1,11 @@
 //! From what the user wrote to a file that a box can start from.
 
-use super::build::{file_fingerprint, from_path, image_path};
+use super::build::{FILE_DIGEST, file_fingerprint, from_path, image_path};
 use super::{ImageConfig, ResolvedImage, detect};
+use crate::home::Home;
 use crate::install::Install;
 use crate::paths::Dirs;
-use crate::store::{BoxRecord, Store};
+use crate::store::BoxRecord;
 use crate::{Error, Result};
 use serde::Deserialize;
 use std::fs::File;
@@ -15,8 +16,8 @@ pub const BASE: &str = "lilbox/base";
 
 /// Description of the base image, made together with it.
 #[derive(Debug, Deserialize)]
-struct BaseDescription {
-    digest: String,
+pub(super) struct BaseDescription {
+    pub(super) digest: String,
     #[serde(default)]
     config: ImageConfig,
 }
@@ -33,12 +34,8 @@ pub fn is_path(reference: &str) -> bool {
 ///
 /// # Errors
 /// [`Error::ImageNotFound`], [`Error::ImageInvalid`], or [`Error::InstallBroken`] if the base image is missing.
-pub fn resolve(
-    dirs: &Dirs,
-    install: &Install,
-    store: &Store,
-    reference: &str,
-) -> Result<ResolvedImage> {
+pub fn resolve(home: &Home, reference: &str) -> Result<ResolvedImage> {
+    let (dirs, install, store) = (&home.dirs, &home.install, &home.store);
     if reference == BASE {
         let description = base_description(install)?;
         let file = install.base_image();
@@ -48,7 +45,7 @@ pub fn resolve(
         return Ok(ResolvedImage { digest: description.digest, file, config: description.config });
     }
     if is_path(reference) {
-        return resolve_path(dirs, store, reference);
+        return resolve_path(home, reference);
     }
     let record = store.image(reference)?.ok_or_else(|| Error::ImageNotFound(reference.into()))?;
     let file = image_path(dirs, &record.digest);
@@ -58,7 +55,7 @@ pub fn resolve(
     Ok(ResolvedImage { digest: record.digest, file, config: record.config })
 }
 
-fn resolve_path(dirs: &Dirs, store: &Store, reference: &str) -> Result<ResolvedImage> {
+fn resolve_path(home: &Home, reference: &str) -> Result<ResolvedImage> {
     // A shell replaces a leading `~`; one that is left over is part of no path we know.
     let path = Path::new(reference).canonicalize().map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Error::ImageNotFound(reference.into()),
@@ -71,12 +68,12 @@ fn resolve_path(dirs: &Dirs, store: &Store, reference: &str) -> Result<ResolvedI
             return Ok(ResolvedImage { digest, file: path, config: ImageConfig::default() });
         }
     }
-    let record = from_path(dirs, store, &path)?;
-    let file = image_path(dirs, &record.digest);
+    let record = from_path(home, &path)?;
+    let file = image_path(&home.dirs, &record.digest);
     Ok(ResolvedImage { digest: record.digest, file, config: record.config })
 }
 
-fn base_description(install: &Install) -> Result<BaseDescription> {
+pub(super) fn base_description(install: &Install) -> Result<BaseDescription> {
     let path = install.base_description();
     let text = match std::fs::read_to_string(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -92,7 +89,7 @@ fn base_description(install: &Install) -> Result<BaseDescription> {
 /// in the images directory. Where that is not possible (another disk, another owner) the box refers to the file itself.
 pub(crate) fn pin(dirs: &Dirs, image: ResolvedImage) -> ResolvedImage {
     let pinned = image_path(dirs, &image.digest);
-    if image.file.starts_with(dirs.images()) || image.digest.starts_with("file-") {
+    if image.file.starts_with(dirs.images()) || image.digest.starts_with(FILE_DIGEST) {
         return image;
     }
     let Ok(file) = image.file.canonicalize() else { return image };
@@ -119,12 +116,13 @@ pub fn verify(dirs: &Dirs, install: &Install, record: &BoxRecord) -> Result<File
         std::io::ErrorKind::NotFound => Error::ImageNotFound(reference.clone()),
         _ => Error::io(format!("open the image {}", path.display()))(error),
     })?;
-    let digest = if path.starts_with(dirs.images()) {
+    if path.starts_with(dirs.images()) {
         return Ok(file);
-    } else if *path == install.base_image() {
-        base_description(install)?.digest
-    } else {
+    }
+    let digest = if record.image_digest.starts_with(FILE_DIGEST) {
         file_fingerprint(&file, path)?
+    } else {
+        base_description(install)?.digest
     };
     if digest == record.image_digest {
         return Ok(file);

@@ -13,6 +13,7 @@ use crate::launch::Launched;
 use crate::{BoxId, BoxName, BoxSpec, Error, Result};
 use rows::{BOX_COLUMNS, IMAGE_COLUMNS, box_from_row, image_from_row};
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, params};
+use std::collections::HashSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -174,7 +175,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::State`] if the database cannot be read.
-    pub fn ids(&self) -> Result<std::collections::HashSet<String>> {
+    pub fn ids(&self) -> Result<HashSet<String>> {
         let ids = self.all("SELECT id FROM boxes", "list the ids", |row| row.get(0))?;
         Ok(ids.into_iter().collect())
     }
@@ -242,6 +243,15 @@ impl Store {
     pub fn images(&self) -> Result<Vec<ImageRecord>> {
         let sql = format!("SELECT {IMAGE_COLUMNS} FROM images ORDER BY tag");
         self.all(&sql, "list the images", image_from_row)
+    }
+
+    /// Digests of all images that a tag or a box refers to.
+    ///
+    /// # Errors
+    /// [`Error::State`] if the database cannot be read.
+    pub fn digests(&self) -> Result<HashSet<String>> {
+        let sql = "SELECT digest FROM images UNION SELECT image_digest FROM boxes";
+        Ok(self.all(sql, "list the digests", |row| row.get(0))?.into_iter().collect())
     }
 
     /// Forgets an image. `false` if there was none of that tag.

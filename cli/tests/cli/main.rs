@@ -1,0 +1,9 @@
+//! The command line, as a user sees it, without a virtual machine: the VMM is a stand-in (`examples/fake-vmm.rs`).
+
+mod exec;
+mod harness;
+mod images;
+mod launch;
+mod lifecycle;
+mod terminal;
+mod usage;
