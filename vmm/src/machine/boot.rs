@@ -133,12 +133,11 @@ fn load_initramfs(
 /// - `8250.nr_uarts=0`: no probing of serial ports that are not there;
 /// - `random.trust_cpu=on`: the pool is ready at once (virtio-rng adds to it);
 /// - `no_timer_check`: there is no PIT whose interrupt could be tested;
-/// - `cryptomgr.notests`, `nomodule`: no self-tests, and no modules to look for.
+/// - `cryptomgr.notests`: no self-tests.
 #[must_use]
 pub fn command_line(debug: bool, devices: &[Slot], extra: Option<&str>) -> String {
-    let mut line = String::from(
-        "reboot=t panic=-1 random.trust_cpu=on no_timer_check cryptomgr.notests nomodule ",
-    );
+    let mut line =
+        String::from("reboot=t panic=-1 random.trust_cpu=on no_timer_check cryptomgr.notests ");
     line += if debug {
         // The last console is /dev/console; the serial port has all messages from the first on.
         "earlyprintk=ttyS0 console=hvc0 console=ttyS0 ignore_loglevel"

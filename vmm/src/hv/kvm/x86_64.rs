@@ -6,7 +6,7 @@ use crate::arch::x86_64::registers::{Registers, Segment};
 use crate::hv::{Error, Result};
 use kvm_bindings::{
     CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_cpuid_entry2, kvm_fpu,
-    kvm_lapic_state, kvm_msr_entry, kvm_regs, kvm_segment,
+    kvm_lapic_state, kvm_msr_entry, kvm_regs, kvm_segment, kvm_xcr, kvm_xcrs,
 };
 use kvm_ioctls::VcpuFd;
 use std::io;
@@ -50,8 +50,24 @@ pub(super) fn set_up(fd: &VcpuFd, setup: &VcpuSetup) -> Result<()> {
         Error::new("make a CPUID table", io::Error::other(format!("{error:?}")))
     })?;
     fd.set_cpuid2(&table).map_err(|error| Error::new("set CPUID", error))?;
+    set_extended_state(fd, &setup.cpuid)?;
     set_msrs(fd, &setup.msrs)?;
     set_local_interrupts(fd)
+}
+
+/// Switches on all of the processor's extended state, as firmware would. KVM derives the sizes in leaf 0xd from it, and
+/// on a host that is itself emulated it may not get to see that the guest does so (QEMU does not intercept `xsetbv`).
+fn set_extended_state(fd: &VcpuFd, cpuid: &[Leaf]) -> Result<()> {
+    let Some(leaf) = cpuid.iter().find(|leaf| leaf.function == 0xd && leaf.index == 0) else {
+        return Ok(());
+    };
+    let value = (u64::from(leaf.edx) << 32) | u64::from(leaf.eax);
+    if value == 0 {
+        return Ok(());
+    }
+    let mut registers = kvm_xcrs { nr_xcrs: 1, ..Default::default() };
+    registers.xcrs[0] = kvm_xcr { xcr: 0, reserved: 0, value };
+    fd.set_xcrs(&registers).map_err(|error| Error::new("switch on extended state", error))
 }
 
 fn set_msrs(fd: &VcpuFd, msrs: &[(u32, u64)]) -> Result<()> {
