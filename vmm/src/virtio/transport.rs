@@ -81,8 +81,8 @@ pub struct MmioTransport {
 impl MmioTransport {
     /// A device after reset.
     ///
-    /// `doorbells` holds one event per queue of the device, in order; where the hypervisor can, it rings them itself
-    /// on a write of the queue's number to `QueueNotify` (offset 0x50) and such a write then never comes here.
+    /// `doorbells` holds one non-blocking event per queue of the device, in order. Where the hypervisor can, it rings them
+    /// itself on a write of the queue's number to `QueueNotify` (offset 0x50), and such a write never comes here.
     #[must_use]
     pub fn new(
         device: Box<dyn VirtioDevice>,

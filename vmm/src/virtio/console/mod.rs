@@ -84,11 +84,13 @@ impl VirtioDevice for Console {
         let [input, output] =
             <[_; 2]>::try_from(queues).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
         let output = ServedQueue::new(output, memory, interrupt)?;
-        let doorbell = output.doorbell();
-        self.input = Some(input);
-        self.worker().output = Some(output);
         let handler: SharedHandler = self.worker.clone();
-        self.registration = Some(self.io.register(doorbell, EventSet::IN, handler, 0)?);
+        let mut worker = self.worker();
+        let registration = self.io.register(output.doorbell(), EventSet::IN, handler, 0)?;
+        worker.output = Some(output);
+        drop(worker);
+        self.registration = Some(registration);
+        self.input = Some(input);
         Ok(())
     }
 

@@ -16,9 +16,9 @@ use crate::virtio::device::GuestMemory;
 use virtio_queue::DescriptorChain;
 use vm_memory::VolatileSlice;
 
-/// Most bytes taken from one chain: drivers send a page at most. Without it one chain could occupy the thread, which
-/// the sockets share, with 4 GiB of output.
-pub const MAX_OUTPUT_BYTES: u64 = 256 << 10;
+/// Most bytes taken from one chain; Linux sends 32 KiB at most. Without it one chain could occupy the thread, which the
+/// sockets share, with 4 GiB of output.
+pub const MAX_OUTPUT_BYTES: u64 = 64 << 10;
 
 const LIMITS: Limits = Limits { descriptors: 64, bytes: MAX_OUTPUT_BYTES };
 

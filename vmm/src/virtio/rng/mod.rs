@@ -63,10 +63,12 @@ impl VirtioDevice for Rng {
         let [requests] =
             <[_; 1]>::try_from(queues).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
         let requests = ServedQueue::new(requests, memory, interrupt)?;
-        let doorbell = requests.doorbell();
-        self.worker().requests = Some(requests);
         let handler: SharedHandler = self.worker.clone();
-        self.registration = Some(self.io.register(doorbell, EventSet::IN, handler, 0)?);
+        let mut worker = self.worker();
+        let registration = self.io.register(requests.doorbell(), EventSet::IN, handler, 0)?;
+        worker.requests = Some(requests);
+        drop(worker);
+        self.registration = Some(registration);
         Ok(())
     }
 
