@@ -43,6 +43,12 @@ pub enum MachineError {
         /// Cause.
         source: io::Error,
     },
+    /// It ended while a command ran in it.
+    #[error("the machine ended while the command ran: it was stopped, or it crashed{tail}", tail = crate::error::indent(.tail))]
+    Lost {
+        /// Last lines of its console.
+        tail: Vec<String>,
+    },
     /// QEMU does not end, not even by force.
     #[error("the machine does not end: QEMU is stuck in the kernel")]
     Stuck,
@@ -70,7 +76,7 @@ impl MachineError {
             }
             Self::NotRunning => "start it with `lilbox machine start`".into(),
             Self::Link { .. } | Self::Qmp { .. } => "restart it: `lilbox machine stop`, then try again".into(),
-            Self::Settings(_) | Self::Start { .. } | Self::Stuck => return None,
+            Self::Settings(_) | Self::Start { .. } | Self::Lost { .. } | Self::Stuck => return None,
         })
     }
 }

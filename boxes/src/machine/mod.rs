@@ -45,7 +45,10 @@ use std::path::PathBuf;
 
 /// Where the machine's own disk is mounted inside it, which is `LILBOX_HOME` there. Short, since paths of sockets are
 /// limited, and below `/run`, which is the machine's own and not the host's.
-pub const INNER_HOME: &str = "/run/lilbox";
+pub const INNER_HOME: &str = "/run/lilbox-machine";
+
+/// Lines of a log that an error shows.
+const TAIL_LINES: usize = 12;
 
 /// The machine of one state directory.
 #[derive(Debug, Clone)]
@@ -62,6 +65,8 @@ pub struct Machine {
     pub qemu: PathBuf,
     /// The archive with PID 1.
     initramfs: &'static [u8],
+    /// What tells it from other releases' archives.
+    initramfs_sha256: &'static str,
 }
 
 impl Machine {
@@ -75,6 +80,13 @@ impl Machine {
             program,
             qemu: "qemu-system-x86_64".into(),
             initramfs: crate::initramfs::INITRAMFS,
+            initramfs_sha256: crate::initramfs::INITRAMFS_SHA256,
         }
+    }
+
+    /// What a connection to it that broke off means.
+    #[must_use]
+    pub fn lost(&self) -> MachineError {
+        MachineError::Lost { tail: log::tail(&self.files.console(), TAIL_LINES) }
     }
 }

@@ -83,14 +83,14 @@ pub(super) fn replace(path: PathBuf, content: &[u8]) -> Result<()> {
 
 /// Stands for everything that a running machine took from the installation: kernel, PID 1, and this release. A
 /// machine with another fingerprint runs something else than this `lilbox` would start.
-pub(super) fn fingerprint(install: &Install, initramfs: &[u8]) -> Result<String> {
+pub(super) fn fingerprint(install: &Install, initramfs_sha256: &str) -> Result<String> {
     let kernel = install.kernel();
     let metadata = kernel.metadata().map_err(|_| Error::InstallBroken { path: kernel.clone() })?;
     // Reading 25 MB in each command would cost more than all else; a kernel that was replaced differs in these.
     let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
     let identity = format!("{} {} {} {modified:?}", metadata.dev(), metadata.ino(), metadata.len());
     let mut hash = Sha256::new();
-    for part in [env!("CARGO_PKG_VERSION").as_bytes(), identity.as_bytes(), initramfs] {
+    for part in [env!("CARGO_PKG_VERSION"), &identity, initramfs_sha256] {
         hash.update(part.len().to_le_bytes());
         hash.update(part);
     }
@@ -145,12 +145,12 @@ mod tests {
     fn another_kernel_or_agent_is_noticed() {
         let root = tempfile::tempdir().unwrap();
         let install = install(root.path());
-        let first = fingerprint(&install, b"agent").unwrap();
-        assert_eq!(fingerprint(&install, b"agent").unwrap(), first);
-        assert_ne!(fingerprint(&install, b"other").unwrap(), first);
+        let first = fingerprint(&install, "agent").unwrap();
+        assert_eq!(fingerprint(&install, "agent").unwrap(), first);
+        assert_ne!(fingerprint(&install, "other").unwrap(), first);
         std::fs::write(install.kernel(), "another kernel").unwrap();
-        assert_ne!(fingerprint(&install, b"agent").unwrap(), first);
+        assert_ne!(fingerprint(&install, "agent").unwrap(), first);
         std::fs::remove_file(install.kernel()).unwrap();
-        assert!(matches!(fingerprint(&install, b"agent"), Err(Error::InstallBroken { .. })));
+        assert!(matches!(fingerprint(&install, "agent"), Err(Error::InstallBroken { .. })));
     }
 }

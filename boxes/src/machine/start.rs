@@ -3,7 +3,10 @@
 use super::decide::{Found, Step, decide};
 use super::link::Link;
 use super::record::{Ready, Record, fingerprint, replace};
-use super::{Machine, MachineError, config, detach, log, qemu, qmp::Qmp, ready, status, stop, tsc};
+use super::{
+    Machine, MachineError, TAIL_LINES, config, detach, log, qemu, qmp::Qmp, ready, status, stop,
+    tsc,
+};
 use crate::lock::{self, Gate, Lock};
 use crate::paths::create_private;
 use crate::{Error, Result, empty_disk};
@@ -29,9 +32,6 @@ const CLOCK_LIFE: Duration = Duration::from_secs(60);
 /// How long a QEMU that broke a connection may take to be gone.
 const EXIT_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Lines of a log that an error shows.
-const TAIL_LINES: usize = 12;
-
 /// What happens while the machine is looked for, for the user to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
@@ -48,7 +48,7 @@ pub enum Event {
 /// # Errors
 /// [`MachineError`] if there is none and none can be started.
 pub fn ensure(machine: &Machine, tell: &mut dyn FnMut(Event)) -> Result<Record> {
-    let wanted = fingerprint(&machine.install, machine.initramfs)?;
+    let wanted = fingerprint(&machine.install, machine.initramfs_sha256)?;
     let files = &machine.files;
     let (mut turn, mut boxes) = (None, None);
     loop {
@@ -330,6 +330,7 @@ mod tests {
             program: "/bin/lilbox".into(),
             qemu,
             initramfs: b"",
+            initramfs_sha256: "",
         }
     }
 

@@ -93,7 +93,7 @@ pub fn status(machine: &Machine) -> Result<Status> {
     let Some(record) = running(machine)? else { return Ok(status) };
     let Some(ready) = record.ready.clone() else { return Ok(status) };
     status.status = "running";
-    let wanted = record::fingerprint(&machine.install, machine.initramfs)?;
+    let wanted = record::fingerprint(&machine.install, machine.initramfs_sha256)?;
     let outdated = look(machine, &wanted)?.0 == Found::Outdated;
     // First what it costs, then what it does: asking it wakes it up.
     let (first, uptime) = (usage(record.pid)?, uptime()?);
