@@ -407,7 +407,7 @@ mod tests {
         assert!(text(|r| r.machine.cpus = 0).contains("vCPUs is 0, allowed are 1 to 64"));
         assert!(text(|r| r.machine.cpus = 65).contains("vCPUs is 65"));
         assert!(text(|r| r.machine.memory_mib = 1).contains("RAM in MiB is 1"));
-        assert!(text(|r| drop(r.fds.pop())).contains("names 8 descriptors and carries 9"));
+        assert!(text(|r| r.fds.truncate(8)).contains("names 8 descriptors and carries 9"));
         assert!(text(|r| r.fds[0] = FdRole::Lock).contains("no descriptor for Kvm"));
         assert!(text(|r| r.machine.devices = vec![]).contains("no vsock"));
         assert!(text(|r| r.machine.devices.push(DeviceSpec::Vsock)).contains("two devices Vsock"));
