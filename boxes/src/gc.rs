@@ -70,17 +70,24 @@ pub(crate) fn end_vmm(home: &Home, files: &BoxFiles) -> Result<Option<Lock>> {
     }
     match control::stop(&files.control_socket(), None, END_PATIENCE) {
         Ok(Stopping::Ended | Stopping::NobodyThere) => {}
-        Ok(Stopping::TimedOut) => kill_holders(&path)?,
+        Ok(Stopping::TimedOut) => kill_vmm(home, &path)?,
         Err(error) => {
             log::warn!("a VMM is ended by force: {error}");
-            kill_holders(&path)?;
+            kill_vmm(home, &path)?;
         }
     }
     if let Some(lock) = take_when_free(&gate, &path, END_PATIENCE)? {
         return Ok(Some(lock));
     }
-    kill_holders(&path)?;
+    kill_vmm(home, &path)?;
     take_when_free(&gate, &path, END_PATIENCE)
+}
+
+/// Ends the VMM that holds a lock by force.
+pub(crate) fn kill_vmm(home: &Home, lock: &Path) -> Result<()> {
+    // With the gate to oneself nobody has the file open just to look at it.
+    let _gate = Gate::exclusive(&home.dirs.gate())?;
+    kill_holders(lock)
 }
 
 /// Removes directories without a row, and sockets without a VMM. Nobody makes such things while the gate is ours.

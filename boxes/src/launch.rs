@@ -127,8 +127,8 @@ fn send(channel: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), E
 impl Vmm {
     /// Process id.
     #[must_use]
-    pub fn pid(&self) -> u32 {
-        self.child.id()
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
     }
 
     /// Waits for the answer. `cancel` becomes readable when the user does not want to wait any longer.

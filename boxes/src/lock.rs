@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -112,6 +112,19 @@ impl Lock {
     pub fn file(&self) -> &File {
         &self.file
     }
+
+    /// Notes to which process the lock is handed, so that it can be waited for and, if need be, ended. Whether the lock
+    /// is held is never told by this.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the file cannot be written.
+    pub fn hand_over(&self, pid: Pid) -> Result<()> {
+        // A process that has ended already holds nothing.
+        let started = start_time(pid).unwrap_or_default();
+        let text = format!("{} {started}\n", pid.as_raw_nonzero());
+        let write = self.file.set_len(0).and_then(|()| self.file.write_all_at(text.as_bytes(), 0));
+        write.map_err(Error::io("note the VMM in the box's lock file"))
+    }
 }
 
 /// Waits until a lock is free and takes it. `None` if it is still held after `patience`.
@@ -132,14 +145,14 @@ pub fn take_when_free(gate: &Path, path: &Path, patience: Duration) -> Result<Op
             wait_for_exit(holder, deadline.saturating_duration_since(Instant::now()))?;
         }
         if holders.is_empty() {
-            // It is on its way out, with its descriptors closed already, or of another user: nothing to wait on.
+            // A command that has it for a moment, or a VMM on its way out: nothing to wait on.
             let moment = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
             let _ = poll(&mut [], Some(&moment));
         }
     }
 }
 
-/// Ends, by SIGKILL, the processes that have a lock's file open. For VMMs that do not answer.
+/// Ends, by SIGKILL, the processes that hold a lock. For VMMs that do not answer.
 ///
 /// # Errors
 /// [`Error::Io`] if a signal cannot be sent.
@@ -147,15 +160,20 @@ pub fn kill_holders(path: &Path) -> Result<()> {
     for holder in holders(path) {
         match pidfd_send_signal(&holder, Signal::KILL) {
             Ok(()) | Err(Errno::SRCH) => {}
-            Err(errno) => return Err(Error::sys("end a VMM by force")(errno)),
+            Err(errno) => return Err(Error::sys("end a process by force")(errno)),
         }
     }
     Ok(())
 }
 
-/// Processes of this user, other than this one, that have the file open. A process is found by what it holds rather
-/// than by a number somebody wrote down: numbers are used again.
-pub(crate) fn holders(path: &Path) -> Vec<OwnedFd> {
+/// The processes that hold a lock, as far as can be told: the one it was handed to, else all that have its file open.
+/// A confined VMM does not let others of its user look at its descriptors.
+fn holders(path: &Path) -> Vec<OwnedFd> {
+    holder(path).map_or_else(|| openers(path), |holder| vec![holder])
+}
+
+/// Processes of this user, other than this one, that have the file open.
+fn openers(path: &Path) -> Vec<OwnedFd> {
     let Ok(wanted) = path.metadata() else { return Vec::new() };
     let holds = |process: &Path| {
         let descriptors = std::fs::read_dir(process.join("fd")).into_iter().flatten();
@@ -176,6 +194,25 @@ pub(crate) fn holders(path: &Path) -> Vec<OwnedFd> {
             holds(&process).then_some(descriptor)
         })
         .collect()
+}
+
+/// The process that [`Lock::hand_over`] named, if it lives. Its number alone would say little, as numbers are used
+/// again; together with the time it was started it means one process of this boot.
+pub(crate) fn holder(path: &Path) -> Option<OwnedFd> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let (number, started) = text.trim().split_once(' ')?;
+    let pid = Pid::from_raw(number.parse().ok()?)?;
+    let descriptor = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+    // Asked after the descriptor was made: the number cannot have changed its owner in between.
+    (start_time(pid)? == started).then_some(descriptor)
+}
+
+/// When a process was started, in ticks since the host was (`proc_pid_stat(5)`, field 22).
+fn start_time(pid: Pid) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+    // The name, the second field, may hold spaces and parentheses.
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(22 - 3).map(str::to_owned)
 }
 
 /// Waits until a process has ended, or the time is up.
@@ -268,16 +305,27 @@ mod tests {
 
     #[test]
     fn a_holder_is_found_waited_for_and_killed() {
+        end_holder(true);
+        end_holder(false);
+    }
+
+    fn end_holder(handed_over: bool) {
         let root = tempfile::tempdir().unwrap();
         let (gate, path) = (root.path().join("gate"), root.path().join("lock"));
         let lock = Gate::exclusive(&gate).unwrap().take(&path).unwrap().unwrap();
         let stdin = Stdio::from(lock.file().try_clone().unwrap());
         let mut child = Command::new("sleep").arg("1000").stdin(stdin).spawn().unwrap();
+        if handed_over {
+            lock.hand_over(Pid::from_child(&child)).unwrap();
+        }
         drop(lock);
         assert!(Gate::shared(&gate).unwrap().is_held(&path).unwrap());
         assert!(take_when_free(&gate, &path, Duration::ZERO).unwrap().is_none());
         kill_holders(&path).unwrap();
         assert!(take_when_free(&gate, &path, Duration::from_secs(60)).unwrap().is_some());
         child.wait().unwrap();
+        assert!(holder(&path).is_none(), "a process that has ended holds nothing");
+        std::fs::write(&path, format!("{} 1\n", std::process::id())).unwrap();
+        assert!(holder(&path).is_none(), "another process of the same number is not meant");
     }
 }

@@ -44,10 +44,12 @@ pub fn logs(
     bytes.extend(follower.news()?);
     write(out, last_lines(&bytes, selection.tail))?;
     let Some(watch) = watch else { return Ok(()) };
-    let holders = if home.is_running(&record)? { lock::holders(&files.lock()) } else { Vec::new() };
-    while !holders.is_empty() {
-        let mut waiting = vec![PollFd::new(&watch, PollFlags::IN)];
-        waiting.extend(holders.iter().map(|holder| PollFd::new(holder, PollFlags::IN)));
+    let Some(holder) = lock::holder(&files.lock()) else {
+        return Ok(());
+    };
+    loop {
+        let mut waiting =
+            vec![PollFd::new(&watch, PollFlags::IN), PollFd::new(&holder, PollFlags::IN)];
         waiting.extend(cancel.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
         match poll(&mut waiting, None) {
             Ok(_) => {}
@@ -58,10 +60,9 @@ pub fn logs(
         drain(&watch)?;
         write(out, &follower.news()?)?;
         if ended {
-            break;
+            return Ok(());
         }
     }
-    Ok(())
 }
 
 /// The last lines of a console log, without what only a terminal understands.

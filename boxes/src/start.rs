@@ -119,6 +119,7 @@ pub(crate) fn boot(
     let log = open_log(&files.vmm_log())?;
     let borrowed: Vec<_> = parts.descriptors.iter().map(AsFd::as_fd).collect();
     let mut vmm = launch::spawn(&home.install.vmm, log, &request, &borrowed)?;
+    lock.hand_over(vmm.pid())?;
     // From here on the box's sockets and its lock are the VMM's alone: if it dies, everybody sees it at once.
     drop(borrowed);
     drop(parts);

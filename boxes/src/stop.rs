@@ -2,8 +2,8 @@
 
 use crate::control::{self, Stopping};
 use crate::home::Home;
-use crate::lock::{Gate, kill_holders, take_when_free};
-use crate::{Error, Result, start};
+use crate::lock::{Gate, take_when_free};
+use crate::{Error, Result, gc, start};
 use std::time::Duration;
 
 /// What the guest may take beyond the grace that its processes have: unmounting and writing back.
@@ -40,7 +40,7 @@ pub fn stop(home: &Home, name: &str, grace: Duration) -> Result<Stopped> {
         Stopping::Ended | Stopping::NobodyThere => {}
         Stopping::TimedOut => {
             outcome = Stopped::ByForce;
-            kill_holders(&lock)?;
+            gc::kill_vmm(home, &lock)?;
         }
     }
     // Taken so that nobody starts the box while its sockets are removed.

@@ -41,6 +41,12 @@ fn main() -> ExitCode {
             reply(stdin.as_fd(), &LaunchReply::Ready(ready()));
             serve(stdin.as_fd(), &request, descriptors, request.tied_to_parent)
         }
+        "hangs-when-ready" => {
+            reply(stdin.as_fd(), &LaunchReply::Ready(ready()));
+            loop {
+                std::thread::park();
+            }
+        }
         // Its parent dies at the worst moment: the box is ready and nobody has written that down.
         "kills-its-parent" => {
             kill_process(getppid().expect("a parent"), Signal::KILL).expect("kill");

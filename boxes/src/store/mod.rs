@@ -14,6 +14,8 @@ use crate::{BoxId, BoxName, BoxSpec, Error, Result};
 use rows::{BOX_COLUMNS, IMAGE_COLUMNS, box_from_row, image_from_row};
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, params};
 use std::collections::HashSet;
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -53,6 +55,13 @@ impl Store {
     /// # Errors
     /// [`Error::State`] if it cannot be opened, [`Error::StateNewer`] if a newer lilbox has changed it.
     pub fn open(path: &Path) -> Result<Self> {
+        // Made here, for its owner alone; the files beside it get its permissions from SQLite.
+        File::options()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(Error::io(format!("open {}", path.display())))?;
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;

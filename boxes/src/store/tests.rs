@@ -93,6 +93,18 @@ fn many_processes_may_open_a_new_database_at_once() {
 }
 
 #[test]
+fn the_files_are_their_owners_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let (directory, _store) = open();
+    let entries: Vec<_> =
+        directory.path().read_dir().unwrap().map(|entry| entry.unwrap()).collect();
+    assert!(
+        entries.iter().all(|entry| entry.metadata().unwrap().permissions().mode() & 0o777 == 0o600),
+        "{entries:?}"
+    );
+}
+
+#[test]
 fn a_file_that_is_not_a_database_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("state.db");

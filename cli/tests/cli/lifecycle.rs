@@ -160,3 +160,16 @@ fn a_database_of_a_newer_lilbox_is_left_alone() {
     std::os::unix::fs::FileExt::write_all_at(&file, &99_u32.to_be_bytes(), 60).unwrap();
     let _ = home.run(["ls"]).code(1).says(&["error[state_invalid]", "version 99"]);
 }
+
+/// A VMM that does not answer on its control socket is ended by force.
+#[test]
+fn a_hung_vmm_is_ended() {
+    let home = Home::new("hangs-when-ready");
+    let _ = home.run(["new", "web"]).code(0);
+    assert_eq!(status(&home), "running");
+    let _ = home.run(["stop", "--time", "0", "web"]).code(0);
+    assert!(home.vmms().is_empty());
+    assert_eq!(status(&home), "stopped");
+    let _ = home.run(["rm", "web"]).code(0);
+    assert!(home.left().is_empty());
+}
