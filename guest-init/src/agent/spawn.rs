@@ -211,11 +211,12 @@ fn prepare(prepared: &Prepared<'_>) -> Result<(), ChildError> {
     if closed == -1 && errno() != libc::ENOSYS { Err((Step::Prepare, errno())) } else { Ok(()) }
 }
 
-/// The parent blocks some signals and ignores SIGPIPE; both would survive exec.
+/// The parent blocks some signals and ignores SIGPIPE, and started by `nohup` (in tests) others; that would survive
+/// exec, and a shell cannot trap what it finds ignored.
 fn reset_signals() -> Result<(), ChildError> {
-    // SAFETY: sets the disposition to a constant.
-    if unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) } == libc::SIG_ERR {
-        return Err((Step::Prepare, errno()));
+    for signal in 1..=libc::SIGSYS {
+        // SAFETY: sets a disposition to a constant. SIGKILL and SIGSTOP are refused, and are as they must be.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
     let mut none = std::mem::MaybeUninit::<libc::sigset_t>::zeroed();
     // SAFETY: `none` is valid for writes.
