@@ -12,6 +12,7 @@ use crate::image::ResolvedImage;
 use crate::launch::Launched;
 use crate::{BoxId, BoxName, BoxSpec, Error, Result};
 use rows::{BOX_COLUMNS, IMAGE_COLUMNS, box_from_row, image_from_row};
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, params};
 use std::collections::HashSet;
 use std::fs::File;
@@ -21,6 +22,9 @@ use std::time::Duration;
 
 /// How long a statement waits for another process to end its transaction. Ours take microseconds.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Length at which the write-ahead log is written back. Short, as the first to open the database reads all of it.
+const LOG_PAGES: u32 = 200;
 
 /// An open database.
 #[derive(Debug)]
@@ -73,7 +77,14 @@ impl Store {
             .map_err(failed("turn on the write-ahead log"))?;
         log::trace!("journal mode {mode}");
         connection
-            .execute_batch("PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON;")
+            .execute_batch(&format!(
+                "PRAGMA synchronous = NORMAL; PRAGMA wal_autocheckpoint = {LOG_PAGES};"
+            ))
+            .map_err(failed("configure the connection"))?;
+        // The last of several connections would otherwise write the log back and wait for the disk four times. Most
+        // commands are the only one, so that would be each time.
+        connection
+            .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
             .map_err(failed("configure the connection"))?;
         let mut store = Self { connection };
         migrations::apply(&mut store.connection)?;
