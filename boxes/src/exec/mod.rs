@@ -11,12 +11,16 @@ mod tests;
 
 use crate::control::is_nobody_there;
 use crate::home::Home;
-use crate::{Error, Result};
+use crate::{Error, Result, lock};
 use proto::agent::{Exec, Exit, TtySize};
 use session::Session;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
+
+/// How long a VMM that seems to be ending is waited for.
+const END_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The caller's standard streams.
 #[derive(Debug, Clone, Copy)]
@@ -77,11 +81,26 @@ pub fn exec(
     events: Option<&mut dyn Events>,
 ) -> Result<Outcome> {
     let record = home.store.find(name)?;
-    match exec_at(&home.files(&record).agent_socket(), name, request, streams, events) {
+    let files = home.files(&record);
+    match exec_at(&files.agent_socket(), name, request, streams, events) {
         Err(Error::Io { source, .. }) if is_nobody_there(&source) => {
+            let_vmm_end(&files.lock())?;
             Err(Error::BoxStopped(record.name))
         }
+        Err(error @ Error::ConnectionLost(_)) => {
+            let_vmm_end(&files.lock())?;
+            Err(error)
+        }
         result => result,
+    }
+}
+
+/// Gives a VMM that has closed its sockets the moment it needs to be gone: after a command that says so, the next one
+/// must not find the box running.
+fn let_vmm_end(lock: &Path) -> Result<()> {
+    match lock::holder(lock) {
+        Some(holder) => lock::wait_for_exit(&holder, END_PATIENCE).map(drop),
+        None => Ok(()),
     }
 }
 
