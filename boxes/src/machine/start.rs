@@ -50,7 +50,7 @@ pub enum Event {
 pub fn ensure(machine: &Machine, tell: &mut dyn FnMut(Event)) -> Result<Record> {
     let wanted = fingerprint(&machine.install, machine.initramfs_sha256)?;
     let files = &machine.files;
-    let (mut turn, mut boxes) = (None, None);
+    let (mut turn, mut boxes, mut told) = (None, None, false);
     loop {
         let (found, record) = look(machine, &wanted)?;
         match (decide(found, turn.is_some(), boxes), record) {
@@ -65,12 +65,15 @@ pub fn ensure(machine: &Machine, tell: &mut dyn FnMut(Event)) -> Result<Record> 
                 boxes = Some(status::boxes_running(machine, &record).is_none_or(|count| count > 0));
             }
             (Step::Restart, _) => {
+                told = true;
                 tell(Event::Restarting);
                 stop::end(machine, RESTART_GRACE)?;
             }
             (Step::Replace, _) => stop::kill(machine)?,
             (Step::Start, _) => {
-                tell(Event::Starting);
+                if !told {
+                    tell(Event::Starting);
+                }
                 return start(machine, wanted);
             }
             (Step::Use | Step::UseOutdated | Step::AskForBoxes, None) => {
@@ -196,6 +199,7 @@ impl Startup {
         let files = &machine.files;
         let kernel = std::path::absolute(machine.install.kernel())
             .map_err(Error::io("find out where the kernel lies"))?;
+        let threads = qemu::threads(&version(machine)?);
         let tsc_khz = tsc::frequency_khz()?;
         let lock = take_lock(machine)?;
         let lock =
@@ -214,6 +218,7 @@ impl Startup {
             .args(qemu::arguments(
                 &kernel,
                 &machine.settings,
+                threads,
                 tsc_khz,
                 detach::number(listener.as_fd()),
             ))
@@ -221,13 +226,8 @@ impl Startup {
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(log_too);
-        let child =
-            detach::spawn(command, vec![lock, listener]).map_err(|error| match error.kind() {
-                io::ErrorKind::NotFound => {
-                    MachineError::QemuMissing { program: machine.qemu.display().to_string() }.into()
-                }
-                _ => Error::io(format!("start {}", machine.qemu.display()))(error),
-            })?;
+        let child = detach::spawn(command, vec![lock, listener])
+            .map_err(|error| not_run(machine, error))?;
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())
             .map_err(Error::sys("watch QEMU"))?;
         Ok(Self { child, pidfd, succeeded: false })
@@ -238,10 +238,7 @@ impl Startup {
         let table = Qmp::connect(&record.qmp_socket)?.monitor("info usernet")?;
         record.port =
             qemu::forwarded_port(&table).ok_or_else(|| failure("QEMU did not open a port"))?;
-        let pid =
-            i32::try_from(record.pid).ok().and_then(Pid::from_raw).expect("a child has a pid");
-        let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(Error::sys("watch QEMU"))?;
-        match ready::wait(&Link::new(record), pidfd.as_fd(), START_PATIENCE)? {
+        match ready::wait(&Link::new(record), self.pidfd.as_fd(), START_PATIENCE)? {
             ready::Outcome::Ready(hello) => {
                 let start_ms = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
                 record.ready = Some(Ready { start_ms, kernel: hello.kernel });
@@ -286,6 +283,24 @@ impl Drop for Startup {
         // It may have ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// What QEMU prints about its version.
+fn version(machine: &Machine) -> Result<String> {
+    let mut command = Command::new(&machine.qemu);
+    let output = command.arg("--version").stdin(Stdio::null()).output();
+    let output = output.map_err(|error| not_run(machine, error))?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn not_run(machine: &Machine, error: io::Error) -> Error {
+    let program = machine.qemu.display();
+    match error.kind() {
+        io::ErrorKind::NotFound => {
+            MachineError::QemuMissing { program: program.to_string() }.into()
+        }
+        _ => Error::io(format!("start {program}"))(error),
     }
 }
 
