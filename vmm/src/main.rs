@@ -41,6 +41,7 @@ fn main() -> ExitCode {
 /// a descriptor.
 fn detach() -> io::Result<(Channel, Signals)> {
     vmm::launch::close_inherited()?;
+    limit_arenas();
     let signals = Signals::take()?;
     // Fails for the leader of a process group, such as a job of a shell; then it has its own group at least.
     if let Err(error) = rustix::process::setsid() {
@@ -51,6 +52,19 @@ fn detach() -> io::Result<(Channel, Signals)> {
     // Otherwise the parent would never see the channel end.
     rustix::stdio::dup2_stdin(&null)?;
     Ok((Channel::new(channel), signals))
+}
+
+/// One heap for all threads: they allocate little, and each heap of its own would cost memory and system calls at start.
+fn limit_arenas() {
+    #[cfg(target_env = "gnu")]
+    {
+        #[expect(unsafe_code, reason = "UNSAFETY: a switch of the C library")]
+        // SAFETY: no memory is passed; called before there is a second thread.
+        let accepted = unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+        if accepted == 0 {
+            log::debug!("the allocator keeps its arenas");
+        }
+    }
 }
 
 fn serve(

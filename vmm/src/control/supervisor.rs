@@ -117,9 +117,8 @@ impl Supervisor {
             }
         };
         nix::unistd::alarm::set(EXIT_LIMIT_SECONDS);
-        // The lock and the clients who wait for the end are let go by the end of the process, in this order of sight:
-        // the kernel closes descriptors by number, and a client that has seen the end finds the lock free a moment
-        // later at most; it waits for it.
+        // With the machine goes the lock; the server, and with it the clients who wait for the end, goes last: whoever
+        // sees the end of its connection finds the lock free.
         self.machine.stop();
         success
     }
@@ -313,9 +312,9 @@ impl Supervisor {
         self.boot_deadline = None;
         let ready_micros = micros_since(self.facts.started);
         self.ready_micros = Some(ready_micros);
-        if let Some(hello) =
-            self.lifecycle.as_ref().and_then(|connection| connection.hello.as_ref())
-        {
+        let hello = self.lifecycle.as_ref().and_then(|connection| connection.hello.as_ref());
+        let guest_micros = hello.map_or(0, |hello| hello.ready_uptime_nanos / 1000);
+        if let Some(hello) = hello {
             self.kernel.clone_from(&hello.kernel);
         }
         let ready = Ready {
@@ -326,7 +325,7 @@ impl Supervisor {
             kernel: self.kernel.clone(),
         };
         log::info!(
-            "guest ready after {ready_micros} us, of which {} us to build it",
+            "guest ready after {ready_micros} us: {} us until it ran, {guest_micros} us by its own clock",
             self.facts.build_micros
         );
         let Some(channel) = &self.channel else { return };

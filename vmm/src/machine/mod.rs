@@ -108,7 +108,7 @@ pub struct Machine {
     pub notices: Notices,
     /// See [`devices::Devices::lifecycle_free`].
     pub lifecycle_free: Arc<AtomicBool>,
-    /// Held until the process ends: whoever can take it knows that the box does not run.
+    /// Held until the machine is gone: whoever can take it knows that the box does not run.
     _lock: OwnedFd,
 }
 
@@ -219,7 +219,7 @@ impl Machine {
     }
 
     /// Ends the machine: processors first, so that nothing new comes; then devices, which finish what they are at;
-    /// then their threads. The lock stays held until the process ends.
+    /// then their threads, and at last the lock.
     pub fn stop(self) {
         let exits = self.processors.exits();
         self.processors.stop();
