@@ -1,5 +1,8 @@
-//! Every body on inputs that are the same on every machine: what the fuzzer has found, what people thought of, and some
-//! thousand from a generator with fixed seeds.
+//! Every body on inputs that are the same on every machine: those by which the fuzzer reached new code, those that once
+//! broke something, and some thousand from a generator with fixed seeds.
+//!
+//! `corpus/<body>.bin` holds the fuzzer's, each with its length in two bytes before it: hundreds of tiny files would be
+//! a nuisance. `corpus/<body>/` holds one file per mended fault, named after its symptom.
 
 use std::path::Path;
 
@@ -43,13 +46,14 @@ fn replay(name: &str) {
         body(&[byte]);
         body(&[byte; 64]);
     }
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
-    if folder.exists() {
-        let mut paths: Vec<_> =
-            std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-        paths.sort();
-        for path in paths {
-            body(&std::fs::read(path).unwrap());
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    for input in packed(&std::fs::read(corpus.join(name).with_extension("bin")).unwrap()) {
+        body(input);
+    }
+    let mended = corpus.join(name);
+    if mended.exists() {
+        for entry in std::fs::read_dir(mended).unwrap() {
+            body(&std::fs::read(entry.unwrap().path()).unwrap());
         }
     }
     for round in 0..rounds(name) {
@@ -59,6 +63,17 @@ fn replay(name: &str) {
         let outcome = std::panic::catch_unwind(|| body(&input));
         assert!(outcome.is_ok(), "{name} fails in round {round} on {input:02x?}");
     }
+}
+
+/// Inputs that are packed one behind the other.
+fn packed(mut bytes: &[u8]) -> Vec<&[u8]> {
+    let mut inputs = Vec::new();
+    while let Some((len, rest)) = bytes.split_first_chunk() {
+        let (input, rest) = rest.split_at(u16::from_le_bytes(*len).into());
+        inputs.push(input);
+        bytes = rest;
+    }
+    inputs
 }
 
 macro_rules! replays {
