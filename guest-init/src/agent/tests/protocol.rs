@@ -1,9 +1,11 @@
 //! Requests that are no execs, and peers that do not keep to the protocol.
 
 use super::*;
+use crate::agent::listen::{Listener, MAX_CONNECTIONS};
 use proto::agent::kind;
 use proto::code::Code;
 use proto::frame;
+use std::net::{TcpListener, TcpStream};
 
 const SECRET: &[u8] = b"correct horse";
 
@@ -118,4 +120,42 @@ fn garbage_in_the_middle_of_an_exec_hangs_it_up() {
     host.wait_for("ready");
     host.send(&Message::Signal(200));
     assert_eq!(meeting.hear(), "hangup");
+}
+
+#[test]
+fn more_connections_than_are_served_are_told_to_come_later() {
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    let (agent, _) = agent();
+    Listener::Tcp { socket, secret: SECRET.into() }.serve(Arc::clone(agent)).unwrap();
+    let hello = [
+        Message::Auth(SECRET.to_vec()).encode().unwrap(),
+        Message::Request(Request { protocol: AGENT_PROTOCOL, op: Op::Hello }).encode().unwrap(),
+    ]
+    .concat();
+    let ask = |stream: &mut TcpStream| {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut answer = Vec::new();
+        // A refused client may find the connection reset while it still sends.
+        let _ = stream.write_all(&hello);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let _ = stream.read_to_end(&mut answer);
+        let mut decoder = FrameDecoder::new();
+        decoder.push(&answer);
+        decoder.next_frame().unwrap().map(|frame| Message::decode(frame).unwrap())
+    };
+    let served = |answer: &Option<Message>| matches!(answer, Some(Message::Reply(Reply::Hello(_))));
+    let idle: Vec<_> = (0..MAX_CONNECTIONS).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let mut refused = TcpStream::connect(address).unwrap();
+    refused.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut answer = Vec::new();
+    refused.read_to_end(&mut answer).unwrap();
+    let mut decoder = FrameDecoder::new();
+    decoder.push(&answer);
+    let message = Message::decode(decoder.next_frame().unwrap().unwrap()).unwrap();
+    assert!(
+        matches!(message, Message::Reply(Reply::Failed(failed)) if failed.code == Code::LimitReached)
+    );
+    drop(idle);
+    eventually("there is room again", || served(&ask(&mut TcpStream::connect(address).unwrap())));
 }
