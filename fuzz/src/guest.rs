@@ -86,6 +86,10 @@ impl Guest {
         input: &mut Input<'_>,
         mut special: impl FnMut(&mut Self, &mut Input<'_>),
     ) {
+        // Mostly a device that runs: what comes before that is the registers' body to look into.
+        if input.below(8) != 0 {
+            self.initialise(1 << 29);
+        }
         for _ in 0..MAX_ACTIONS {
             if input.is_empty() {
                 break;
@@ -114,7 +118,7 @@ impl Guest {
                     let count = usize::from(input.below(64));
                     self.put(address, input.take(count));
                 }
-                10 | 11 => {
+                10 => {
                     let queue = self.queue(input);
                     let count = usize::from(input.below(6)) + 1;
                     let parts: Vec<Part> = (0..count)
@@ -123,8 +127,8 @@ impl Guest {
                     self.offer(queue, &parts);
                     self.notify(queue);
                 }
-                12 => self.offer_indirect(input),
-                13 => self.settle(),
+                11 => self.offer_indirect(input),
+                12 => self.settle(),
                 _ => special(self, input),
             }
         }
