@@ -92,11 +92,21 @@ fn read_write(path: &Path) -> OwnedFd {
 
 /// Sends a request for a machine with this kernel.
 fn launch(kernel: &[u8], change: impl FnOnce(&mut LaunchRequest)) -> Option<Vmm> {
+    launch_with(kernel, b"", change)
+}
+
+/// The same, with this in the console log.
+fn launch_with(
+    kernel: &[u8],
+    console: &[u8],
+    change: impl FnOnce(&mut LaunchRequest),
+) -> Option<Vmm> {
     let kvm = kvm()?;
     let vmm = spawn();
     let path = |name: &str| vmm.directory.path().join(name);
     std::fs::write(path("kernel"), kernel).unwrap();
     std::fs::write(path("initramfs"), b"").unwrap();
+    std::fs::write(path("console"), console).unwrap();
     std::fs::write(path("disk"), vec![0; 1 << 20]).unwrap();
     let lock = read_write(&path("lock"));
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
@@ -285,6 +295,24 @@ fn the_last_words_on_the_console_come_with_the_failure() {
     assert_eq!(failure.console_tail, ["Booting", "Kernel panic - not syncing: no root"]);
     let console = std::fs::read(vmm.directory.path().join("console")).unwrap();
     assert!(console.starts_with(b"Booting\n"));
+    assert_eq!(vmm.end().0.code(), Some(1));
+}
+
+/// The thread of the processor moves the log itself, with the few system calls that it has.
+#[test]
+fn a_full_console_log_is_moved_while_confined() {
+    const CAP_BYTES: usize = 1 << 20;
+    let mut code = vec![0xba, 0xf8, 0x03, 0x00, 0x00]; // mov edx, 0x3f8
+    for byte in b"12345678" {
+        code.extend_from_slice(&[0xb0, *byte, 0xee]); // mov al, byte; out dx, al
+    }
+    code.extend_from_slice(TRIPLE_FAULT);
+    let Some(vmm) = launch_with(&kernel(&code), &vec![b'.'; CAP_BYTES - 4], |_| {}) else { return };
+    assert_eq!(vmm.failure().code, Code::GuestDied);
+    let read = |name| std::fs::read(vmm.directory.path().join(name)).unwrap();
+    let (current, old) = (read("console"), read("console.old"));
+    assert!(current.len() < 8 && old.len() >= CAP_BYTES - 4);
+    assert!([&old[CAP_BYTES - 4..], &current].concat() == b"12345678");
     assert_eq!(vmm.end().0.code(), Some(1));
 }
 

@@ -129,7 +129,7 @@ pub struct Processors {
 type BeforeGuest = Box<dyn FnOnce() -> io::Result<()> + Send>;
 
 impl Processors {
-    /// Starts a thread per setup, on which the processor is made; they then wait for [`Processors::start`]. So making
+    /// Starts a thread per setup, on which the processor is made; they then wait for [`PendingProcessors::start`]. So making
     /// processors and loading the kernel go on at the same time.
     ///
     /// # Errors
