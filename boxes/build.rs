@@ -5,7 +5,6 @@
     clippy::disallowed_methods,
     reason = "Cargo speaks to build scripts through the environment"
 )]
-#![expect(clippy::print_stdout, reason = "build scripts speak to Cargo through their output")]
 
 #[path = "build/disk_template.rs"]
 mod disk_template;
