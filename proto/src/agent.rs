@@ -23,6 +23,7 @@
 
 #![deny(
     clippy::unwrap_used,
+    clippy::expect_used,
     clippy::panic,
     clippy::indexing_slicing,
     clippy::arithmetic_side_effects
@@ -312,7 +313,10 @@ mod tests {
             Message::Request(Request { protocol: AGENT_PROTOCOL, op: Op::Hello }),
             Message::Request(Request { protocol: AGENT_PROTOCOL, op: Op::Exec(exec) }),
             Message::Request(Request { protocol: AGENT_PROTOCOL, op: Op::Forward { port: 80 } }),
-            Message::Request(Request { protocol: AGENT_PROTOCOL, op: Op::Poweroff { grace_ms: 5 } }),
+            Message::Request(Request {
+                protocol: AGENT_PROTOCOL,
+                op: Op::Poweroff { grace_ms: 5 },
+            }),
             Message::Reply(Reply::Done),
             Message::Reply(Reply::Started { pid: 9 }),
             Message::Reply(Reply::Failed(Failed { code: Code::Io, message: "x".into() })),

@@ -4,6 +4,14 @@
 //! [`decode`] is given bytes from guests and from anyone who can open a socket. It never panics, allocates only as
 //! bytes arrive, and limits nesting.
 
+#![deny(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects
+)]
+
 use serde::{Serialize, de::DeserializeOwned};
 
 /// Deepest nesting accepted by [`decode`]; our own messages use less than ten levels.
@@ -39,6 +47,7 @@ pub enum DecodeError {
 /// # Panics
 /// Never for this crate's types: writing to a vector cannot fail and all of them are representable in CBOR.
 #[must_use]
+#[expect(clippy::expect_used, reason = "what is encoded is ours, and cannot fail to be")]
 pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(256);
     ciborium::into_writer(message, &mut bytes).expect("protocol types are representable in CBOR");

@@ -22,7 +22,9 @@ pub enum NameError {
     #[error("`{0}` is not a box id (12 hexadecimal digits)")]
     Id(String),
     /// The text is not a box name.
-    #[error("`{0}` is not a valid name: use 1 to 64 letters, digits, `.`, `-` or `_`, beginning with a letter or digit")]
+    #[error(
+        "`{0}` is not a valid name: use 1 to 64 letters, digits, `.`, `-` or `_`, beginning with a letter or digit"
+    )]
     Name(String),
 }
 
@@ -56,7 +58,11 @@ macro_rules! text_type {
             type Err = NameError;
             fn from_str(text: &str) -> Result<Self, NameError> {
                 let valid: fn(&str) -> bool = $valid;
-                if valid(text) { Ok(Self(text.into())) } else { Err(NameError::$variant(text.into())) }
+                if valid(text) {
+                    Ok(Self(text.into()))
+                } else {
+                    Err(NameError::$variant(text.into()))
+                }
             }
         }
         impl TryFrom<String> for $type {
@@ -79,7 +85,8 @@ macro_rules! text_type {
 }
 
 text_type!(BoxId, Id, |text| {
-    text.len() == 12 && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+    text.len() == 12
+        && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 });
 text_type!(BoxName, Name, |text| {
     (1..=64).contains(&text.len())
