@@ -1,4 +1,8 @@
 //! The log: one line per message on standard error, which the parent points at a file.
+//!
+//! Nobody caps that file, so what a guest can make us log must be bounded. Our own messages about guests are
+//! ([`crate::virtio::fault_log`]). Those of libraries are not: `virtio-queue` complains of every queue that makes no
+//! sense, as often as a guest sets one up. So only our own are written; they say the same.
 
 use std::io::Write as _;
 
@@ -6,7 +10,7 @@ struct StandardError;
 
 impl log::Log for StandardError {
     fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-        metadata.level() <= log::max_level()
+        metadata.level() <= log::max_level() && is_ours(metadata.target())
     }
 
     fn log(&self, record: &log::Record<'_>) {
@@ -20,9 +24,25 @@ impl log::Log for StandardError {
     fn flush(&self) {}
 }
 
+/// Whether a message comes from this crate, its library or its program.
+fn is_ours(target: &str) -> bool {
+    matches!(target.split("::").next(), Some("vmm" | "lilbox_vmm"))
+}
+
 /// Begins to log.
 pub fn start(level: log::LevelFilter) {
     if log::set_logger(&StandardError).is_ok() {
         log::set_max_level(level);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_ours;
+
+    #[test]
+    fn libraries_which_guests_can_make_complain_are_not_heard() {
+        assert!(is_ours(module_path!()) && is_ours("lilbox_vmm"));
+        assert!(!is_ours("virtio_queue::queue") && !is_ours("vmm_sys_util") && !is_ours(""));
     }
 }

@@ -23,6 +23,9 @@ use std::time::{Duration, Instant};
 /// Lines of the console that go into an error.
 const TAIL_LINES: usize = 20;
 
+/// Characters kept of each. The guest chooses how long its lines are; all of them have to fit into one packet.
+const TAIL_LINE_CHARS: usize = 512;
+
 /// Longest time that the end of the process may take once it is decided. A disk of a dead network file system can
 /// hold a device's thread for ever.
 const EXIT_LIMIT_SECONDS: u32 = 5;
@@ -221,7 +224,8 @@ impl Supervisor {
             Source::Lifecycle => match self.lifecycle.as_mut().map(LifecycleConnection::read) {
                 Some(Ok(news)) => events.extend(news.into_iter().map(|event| (event, None))),
                 Some(Err(over)) => {
-                    log::info!("lifecycle connection: {}", crate::launch::chain(&over));
+                    // No more than that: a guest can connect and hang up as often as it likes.
+                    log::debug!("lifecycle connection: {}", crate::launch::chain(&over));
                     self.lifecycle = None;
                     self.machine.lifecycle_free.store(true, Ordering::SeqCst);
                 }
@@ -338,7 +342,12 @@ impl Supervisor {
     }
 
     fn tell_failed(&mut self, code: Code, message: String) {
-        let console_tail = self.machine.console_log.tail(TAIL_LINES);
+        let mut console_tail = self.machine.console_log.tail(TAIL_LINES);
+        for line in &mut console_tail {
+            if let Some((end, _)) = line.char_indices().nth(TAIL_LINE_CHARS) {
+                line.truncate(end);
+            }
+        }
         let (code, message) = match console_tail.iter().find(|line| line.contains("Kernel panic")) {
             Some(line) if code != Code::Interrupted => {
                 (Code::GuestPanic, format!("{message}: {line}"))
