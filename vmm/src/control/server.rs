@@ -24,6 +24,10 @@ const MAX_REQUEST_BYTES: usize = 4 << 10;
 /// Time for a client to send its request and take its reply.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Time until clients are accepted again after that failed: for want of descriptors, which others give back. They wait
+/// in the backlog; asking at once would keep the main thread busy with nothing else.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
 /// Names a client for as long as it is connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientId(u64);
@@ -58,6 +62,8 @@ pub struct Server {
     listener: UnixListener,
     clients: Vec<Client>,
     next_id: u64,
+    /// No client is accepted before.
+    accept_at: Option<Instant>,
 }
 
 /// What a client wants to be told about.
@@ -76,13 +82,14 @@ impl Server {
     /// The kernel's error.
     pub fn new(listener: UnixListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        Ok(Self { listener, clients: Vec::new(), next_id: 0 })
+        Ok(Self { listener, clients: Vec::new(), next_id: 0, accept_at: None })
     }
 
     /// The listener, if another client may come.
     #[must_use]
     pub fn listener(&self) -> Option<BorrowedFd<'_>> {
-        (self.clients.len() < MAX_CLIENTS).then(|| self.listener.as_fd())
+        (self.clients.len() < MAX_CLIENTS && self.accept_at.is_none())
+            .then(|| self.listener.as_fd())
     }
 
     /// The clients and what each waits for.
@@ -100,11 +107,12 @@ impl Server {
     /// The next moment at which [`Server::expire`] has something to do.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.clients.iter().filter_map(|client| client.deadline).min()
+        self.clients.iter().filter_map(|client| client.deadline).chain(self.accept_at).min()
     }
 
-    /// Hangs up on clients whose time is over.
+    /// Hangs up on clients whose time is over, and accepts clients again if it is time.
     pub fn expire(&mut self, now: Instant) {
+        self.accept_at = self.accept_at.filter(|moment| *moment > now);
         self.clients.retain(|client| client.deadline.is_none_or(|deadline| deadline > now));
     }
 
@@ -113,8 +121,9 @@ impl Server {
         let stream = match self.listener.accept() {
             Ok((stream, _)) => stream,
             Err(error) => {
-                if error.kind() != io::ErrorKind::WouldBlock {
+                if !is_transient(&error) {
                     log::warn!("cannot accept a client of the control socket: {error}");
+                    self.accept_at = now.checked_add(ACCEPT_PAUSE);
                 }
                 return;
             }
