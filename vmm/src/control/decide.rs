@@ -118,15 +118,13 @@ impl Life {
                 (self, vec![Action::Refuse(Code::BoxStopped, "the box has ended")])
             }
             (Self::Ended, _) => (self, vec![]),
-            (_, Event::Asked(ControlOp::Status)) => (self, vec![Action::AnswerStatus]),
-            (_, Event::Asked(op)) => {
-                let (next, mut actions) = match op {
-                    ControlOp::Stop { grace_ms } => self.stop(Duration::from_millis(grace_ms)),
-                    _ => self.end_on_request("killed on request"),
-                };
-                actions.insert(0, Action::AnswerStopping);
-                (next, actions)
-            }
+            (_, Event::Asked(op)) => match op {
+                ControlOp::Status => (self, vec![Action::AnswerStatus]),
+                ControlOp::Stop { grace_ms } => {
+                    answered(self.stop(Duration::from_millis(grace_ms)))
+                }
+                ControlOp::Kill => answered(self.end_on_request("killed on request")),
+            },
             (_, Event::Terminate) => self.stop(terms.stop_grace),
             (Self::Booting, event) => booting(event),
             (_, Event::ParentGone) if terms.tied_to_parent => {
@@ -153,6 +151,12 @@ impl Life {
         }
         (next, actions)
     }
+}
+
+/// Puts the client's answer before what is done.
+fn answered((next, mut actions): (Life, Vec<Action>)) -> (Life, Vec<Action>) {
+    actions.insert(0, Action::AnswerStopping);
+    (next, actions)
 }
 
 fn end(success: bool, why: impl Into<String>) -> (Life, Vec<Action>) {
