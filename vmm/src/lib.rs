@@ -22,7 +22,6 @@ pub mod console_log;
 pub mod control;
 pub mod hv;
 pub mod launch;
-
 pub mod machine;
 pub mod sandbox;
 pub mod stderr_log;

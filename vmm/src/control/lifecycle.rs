@@ -6,7 +6,7 @@
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 use super::decide::Event;
-use proto::agent::{Hello, LIFECYCLE_PORT, Lifecycle, Message, Op, Reply, Request};
+use proto::agent::{Hello, Lifecycle, Message, Op, Reply, Request};
 use proto::code::Code;
 use proto::frame::FrameDecoder;
 use proto::version::AGENT_PROTOCOL;
@@ -84,7 +84,7 @@ pub struct LifecycleConnection {
 }
 
 impl LifecycleConnection {
-    /// Takes over a connection to [`LIFECYCLE_PORT`].
+    /// Takes over a connection to [`proto::agent::LIFECYCLE_PORT`].
     ///
     /// # Errors
     /// The kernel's error.
@@ -188,9 +188,6 @@ pub fn printable(text: &str) -> String {
         .map(|char| if char.is_control() { '?' } else { char })
         .collect()
 }
-
-/// The port that [`LifecycleConnection`]s come from, for whoever wires the vsock device.
-pub const PORT: u32 = LIFECYCLE_PORT;
 
 #[cfg(test)]
 mod tests {

@@ -165,28 +165,3 @@ pub enum Exit<'a> {
     /// The hypervisor cannot go on with this guest.
     Failed(String),
 }
-
-impl Exit<'_> {
-    /// What happened, for a reader of logs and error messages.
-    #[must_use]
-    pub fn describe(&self) -> String {
-        match self {
-            Self::MmioRead { address, data } => {
-                format!("read of {} bytes at {address:#x}", data.len())
-            }
-            Self::MmioWrite { address, data } => {
-                format!("write of {} bytes at {address:#x}", data.len())
-            }
-            Self::IoIn { port, data } => {
-                format!("read of {} bytes from port {port:#x}", data.len())
-            }
-            Self::IoOut { port, data } => {
-                format!("write of {} bytes to port {port:#x}", data.len())
-            }
-            Self::Halt => "halt".into(),
-            Self::Shutdown => "shutdown (reset or triple fault)".into(),
-            Self::Interrupted => "interrupted".into(),
-            Self::Failed(reason) => reason.clone(),
-        }
-    }
-}

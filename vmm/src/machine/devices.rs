@@ -5,7 +5,6 @@ use super::notice::{Notice, Notifier};
 use crate::block::file::{Access, FileBackend, OpenError};
 use crate::bus::{Bus, BusDevice, Overlap};
 use crate::console_log::ConsoleLog;
-use crate::control::lifecycle;
 use crate::hv::{self, Vm};
 use crate::launch::{Disks, LaunchError};
 use crate::virtio::blk::Block;
@@ -15,6 +14,7 @@ use crate::virtio::io_thread::IoHandle;
 use crate::virtio::rng::Rng;
 use crate::virtio::transport::MmioTransport;
 use crate::virtio::vsock::{Connector, GUEST_CID, Vsock, VsockConfig, VsockHandle};
+use proto::agent::LIFECYCLE_PORT;
 use proto::launch::DeviceSpec;
 use std::collections::HashMap;
 use std::io;
@@ -145,7 +145,7 @@ pub fn make(
                 };
                 let lifecycle =
                     lifecycle_connector(notifier.clone(), Arc::clone(&devices.lifecycle_free));
-                let host_ports = HashMap::from([(lifecycle::PORT, lifecycle)]);
+                let host_ports = HashMap::from([(LIFECYCLE_PORT, lifecycle)]);
                 let config = VsockConfig { guest_cid: GUEST_CID, agent_listener, host_ports };
                 let vsock = Vsock::new(config, io.others).map_err(DeviceError::Vsock)?;
                 devices.vsock = Some(vsock.handle());

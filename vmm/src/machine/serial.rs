@@ -5,7 +5,7 @@ use crate::bus::{Bus, BusDevice};
 use crate::console_log::ConsoleLog;
 use crate::hv::Vm;
 use crate::virtio::device::IrqLine;
-use std::io::{self, Write};
+use std::io;
 use std::sync::Arc;
 use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, Trigger};
@@ -25,20 +25,7 @@ impl Trigger for Line {
     }
 }
 
-struct Sink(ConsoleLog);
-
-impl Write for Sink {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.append(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-struct Port(Serial<Line, NoEvents, Sink>);
+struct Port(Serial<Line, NoEvents, ConsoleLog>);
 
 impl BusDevice for Port {
     fn read(&mut self, offset: u64, data: &mut [u8]) {
@@ -63,7 +50,7 @@ pub(super) fn attach(
     log: &ConsoleLog,
 ) -> Result<(), super::DeviceError> {
     let line = Line(vm.irq_line(GSI)?);
-    let serial = Serial::new(line, Sink(log.clone()));
+    let serial = Serial::new(line, log.clone());
     bus.insert_ports(PORT, PORTS, Box::new(Port(serial)))?;
     Ok(())
 }

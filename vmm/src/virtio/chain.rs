@@ -112,12 +112,6 @@ impl<'m> Buffers<'m> {
         fault.map_or(Ok(()), Err)
     }
 
-    /// Bytes that the device may read.
-    #[must_use]
-    pub fn readable_bytes(&self) -> u64 {
-        total(&self.readable)
-    }
-
     /// Bytes that the device may write.
     #[must_use]
     pub fn writable_bytes(&self) -> u64 {

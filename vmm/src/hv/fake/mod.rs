@@ -37,7 +37,6 @@ struct Shared {
     scripts: Mutex<Vec<VecDeque<Step>>>,
     /// Answers of reads, in order.
     answers: Mutex<Vec<Vec<u8>>>,
-    raised: Mutex<Vec<u32>>,
     kicked: Mutex<Vec<bool>>,
     wake: Condvar,
 }
@@ -70,12 +69,6 @@ impl Fake {
     pub fn answers(&self) -> Vec<Vec<u8>> {
         lock(&self.shared.answers).clone()
     }
-
-    /// Interrupts raised so far.
-    #[must_use]
-    pub fn raised(&self) -> Vec<u32> {
-        lock(&self.shared.raised).clone()
-    }
 }
 
 impl Hypervisor for Fake {
@@ -107,8 +100,8 @@ impl Vm for FakeVm {
         Ok(())
     }
 
-    fn irq_line(&self, gsi: u32) -> Result<Arc<dyn IrqLine>> {
-        Ok(Arc::new(FakeLine { shared: Arc::clone(&self.shared), gsi }))
+    fn irq_line(&self, _: u32) -> Result<Arc<dyn IrqLine>> {
+        Ok(Arc::new(FakeLine))
     }
 
     fn doorbell(&self, _: u64, _: u32) -> Result<Option<EventFd>> {
@@ -125,14 +118,11 @@ impl Vm for FakeVm {
     }
 }
 
-struct FakeLine {
-    shared: Arc<Shared>,
-    gsi: u32,
-}
+/// A line to nobody: there is no guest to be interrupted.
+struct FakeLine;
 
 impl IrqLine for FakeLine {
     fn raise(&self) -> io::Result<()> {
-        lock(&self.shared.raised).push(self.gsi);
         Ok(())
     }
 }
