@@ -35,7 +35,14 @@ pub fn collect(home: &Home) -> Result<()> {
             abandoned.push((record, lock));
         }
     }
+    if !abandoned.is_empty() {
+        // Asked again now that the locks are ours: a command commits its box and then gives up the lock, and may have
+        // done both since the first look. The box is the user's then.
+        let still_owned = home.store.owned()?;
+        abandoned.retain(|(record, _)| still_owned.iter().any(|owned| owned.id == record.id));
+    }
     collect_strays(home, &gate)?;
+    image::clean(&home.dirs.images())?;
     drop(gate);
     for (record, _owner) in &abandoned {
         log::info!("removing box '{}', whose command was killed", record.name);
@@ -43,7 +50,7 @@ pub fn collect(home: &Home) -> Result<()> {
             log::warn!("cannot remove box '{}': {error}", record.name);
         }
     }
-    image::clean(&home.dirs.images())
+    Ok(())
 }
 
 /// The owner lock of a row whose directory is gone, so that one command alone removes it.
@@ -104,12 +111,15 @@ fn collect_strays(home: &Home, gate: &Gate) -> Result<()> {
             true
         };
         if owner && !gate.is_held(&files.lock())? {
+            discard(&files.sockets);
             discard(&files.directory);
         }
     }
     for id in ids_in(&home.dirs.runtime)? {
         let files = home.dirs.of_box(&id);
-        if !gate.is_held(&files.lock())? {
+        // Without a directory here it is a box of another home: two that differ in XDG_DATA_HOME alone share sockets'
+        // directory. Ours lose their sockets before their directory.
+        if files.directory.exists() && !gate.is_held(&files.lock())? {
             discard(&files.sockets);
         }
     }
@@ -117,6 +127,9 @@ fn collect_strays(home: &Home, gate: &Gate) -> Result<()> {
 }
 
 fn discard(path: &Path) {
+    if !path.exists() {
+        return;
+    }
     log::info!("removing {}, which belongs to no running box", path.display());
     if let Err(error) = remove_tree(path) {
         log::warn!("{error}");
@@ -128,4 +141,36 @@ fn ids_in(directory: &Path) -> Result<Vec<BoxId>> {
     let entries =
         std::fs::read_dir(directory).map_err(Error::io(format!("read {}", directory.display())))?;
     Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::install::{Install, Told};
+    use crate::paths::{Dirs, Environment, create_private};
+
+    fn home(root: &Path, name: &str) -> Home {
+        let environment = Environment {
+            home: Some(root.join(name)),
+            runtime_dir: Some(root.into()),
+            ..Environment::default()
+        };
+        let install = Install::locate(Path::new("/nowhere"), Told::default());
+        Home::open(Dirs::compute(&environment).unwrap(), install).unwrap()
+    }
+
+    #[test]
+    fn strays_are_removed_with_their_sockets_and_another_homes_are_not() {
+        let root = tempfile::tempdir().unwrap();
+        let (ours, other) = (home(root.path(), "ours"), home(root.path(), "other"));
+        let stray = ours.dirs.of_box(&BoxId::from_random([1; 6]));
+        for directory in [&stray.directory, &stray.sockets] {
+            create_private(directory).unwrap();
+        }
+        assert_eq!(ours.dirs.runtime, other.dirs.runtime);
+        collect(&other).unwrap();
+        assert!(stray.directory.exists() && stray.sockets.exists());
+        collect(&ours).unwrap();
+        assert!(!stray.directory.exists() && !stray.sockets.exists());
+    }
 }

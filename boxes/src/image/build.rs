@@ -53,7 +53,7 @@ impl Drop for Unfinished {
 /// Prefix of names of files in the making.
 const UNFINISHED: &str = ".new-";
 
-/// Makes an image and records it under `tag`. `source_name` says where it came from; `fingerprint` what it looked like.
+/// Makes an image and records it under `tag`. `source_name` says where it came from: for a path, what was there.
 ///
 /// # Errors
 /// [`Error::ImageInvalid`] if the archive cannot be made into an image, [`Error::Io`] if something cannot be read or
@@ -65,7 +65,11 @@ pub fn import(
     source_name: &str,
     config: ImageConfig,
 ) -> Result<ImageRecord> {
-    let unfinished = Unfinished::new(&home.dirs.images())?;
+    let unfinished = {
+        // Between a file's making and its lock nobody may take it for what a killed command left.
+        let _gate = Gate::exclusive(&home.dirs.gate())?;
+        Unfinished::new(&home.dirs.images())?
+    };
     let options = BuildOptions::default();
     let invalid = |error: &dyn std::error::Error| Error::ImageInvalid {
         reference: tag.into(),
@@ -124,7 +128,7 @@ pub(super) fn image_path(dirs: &Dirs, digest: &str) -> PathBuf {
     dirs.images().join(format!("{digest}.img"))
 }
 
-/// Removes files that killed commands left in the making.
+/// Removes files that killed commands left in the making. The caller has the gate to itself.
 pub(crate) fn clean(images: &Path) -> Result<()> {
     let entries =
         std::fs::read_dir(images).map_err(Error::io(format!("read {}", images.display())))?;
