@@ -52,14 +52,22 @@ pub fn start(home: &Home, name: &str, cancel: Option<BorrowedFd<'_>>) -> Result<
     if record.state != State::Created {
         return Err(Error::BoxBusy(record.name));
     }
-    let Some(lock) =
-        Gate::exclusive(&home.dirs.gate())?.take_existing(&home.files(&record).lock())?
-    else {
+    let path = home.files(&record).lock();
+    let taken = Gate::exclusive(&home.dirs.gate())?.take_existing(&path)?;
+    // Removed since it was looked up, and perhaps made anew? The lock is the old one's.
+    if home.store.find(name)?.id != record.id {
+        return Err(Error::BoxBusy(record.name));
+    }
+    let Some(lock) = taken else {
+        if !path.exists() {
+            return Err(Error::StateInvalid {
+                path,
+                cause: "the box's lock file is missing".into(),
+            });
+        }
         // Another command may be just about to start it; it says so when that fails.
         return Ok(Started::Already);
     };
-    // Removed since it was looked up?
-    let record = home.store.find(name)?;
     let (vmm, launched) = boot(home, &record, lock, false, cancel)?;
     home.store.note_start(&record.id, &launched, clock::unix_millis())?;
     vmm.release();

@@ -44,7 +44,14 @@ pub fn stop(home: &Home, name: &str, grace: Duration) -> Result<Stopped> {
         }
     }
     // Taken so that nobody starts the box while its sockets are removed.
-    let Some(_lock) = take_when_free(&gate, &lock, END_PATIENCE)? else {
+    let mut taken = take_when_free(&gate, &lock, END_PATIENCE)?;
+    if taken.is_none() && outcome == Stopped::Orderly && lock.exists() {
+        // It does not hear us (its sockets may have been swept away by whoever tidies that directory), or hangs.
+        outcome = Stopped::ByForce;
+        gc::kill_vmm(home, &lock)?;
+        taken = take_when_free(&gate, &lock, END_PATIENCE)?;
+    }
+    let Some(_lock) = taken else {
         return if lock.exists() {
             Err(Error::StopTimeout(name.into()))
         } else {
