@@ -2,7 +2,6 @@
 
 use crate::Result;
 use crate::install::Install;
-use crate::lock::Gate;
 use crate::paths::{BoxFiles, Dirs};
 use crate::store::{BoxRecord, Store};
 
@@ -32,13 +31,5 @@ impl Home {
     #[must_use]
     pub fn files(&self, record: &BoxRecord) -> BoxFiles {
         self.dirs.of_box(&record.id)
-    }
-
-    /// Tells whether a box runs.
-    ///
-    /// # Errors
-    /// If its lock cannot be looked at.
-    pub fn is_running(&self, record: &BoxRecord) -> Result<bool> {
-        Gate::shared(&self.dirs.gate())?.is_held(&self.files(record).lock())
     }
 }
