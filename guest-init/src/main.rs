@@ -15,6 +15,7 @@ mod console;
 mod cpus;
 mod disks;
 mod identity;
+mod kvm;
 mod lifecycle;
 mod limits;
 mod mounts;
@@ -30,6 +31,7 @@ mod vsock;
 use agent::listen::Listener;
 use agent::{Agent, Defaults};
 use identity::Place;
+use kvm::IdleGuests;
 use lifecycle::LifecycleConnection;
 use power::PowerWatch;
 use proto::agent::{Failed, Lifecycle};
@@ -47,6 +49,7 @@ struct Guest {
     writable: Writable,
     lifecycle: LifecycleConnection,
     power: PowerWatch,
+    _idle_guests: Option<IdleGuests>,
 }
 
 /// A step that failed, with the reason.
@@ -79,6 +82,10 @@ fn boot() -> Result<Guest, BootError> {
     step("mount the kernel's file systems", mounts::mount_early())?;
     let config = step("read the configuration", config::read())?;
     attempt("set the clock", clock::set_from_launch(config.unix_nanos));
+    let idle_guests = match config.root {
+        Root::Overlay { .. } => None,
+        Root::NineP { .. } => attempt("keep KVM from patching the kernel", kvm::hold()).flatten(),
+    };
     attempt("bring the CPUs online", cpus::bring_online(config.cpus));
     step("assemble the root", root::assemble(&config.root, &mut writable))?;
     step("enter the root", root::enter())?;
@@ -100,10 +107,14 @@ fn boot() -> Result<Guest, BootError> {
     attempt("let mounts propagate", mounts::share_all());
     step("bring up the network", network::bring_up(&config.interfaces))?;
     attempt("raise the limits", limits::raise());
-    serve(config, writable)
+    serve(config, writable, idle_guests)
 }
 
-fn serve(config: GuestConfig, writable: Writable) -> Result<Guest, BootError> {
+fn serve(
+    config: GuestConfig,
+    writable: Writable,
+    idle_guests: Option<IdleGuests>,
+) -> Result<Guest, BootError> {
     let (button, power) = step("watch for the end", power::button_and_watch())?;
     let children = step("start the reaper", Children::reap_from_now_on())?;
     let listener = step("listen for the agent", Listener::open(&config.agent))?;
@@ -116,7 +127,9 @@ fn serve(config: GuestConfig, writable: Writable) -> Result<Guest, BootError> {
         if is_box { LifecycleConnection::open() } else { Ok(LifecycleConnection::default()) };
     let lifecycle = step("reach the VMM", lifecycle)?;
     step("say hello", lifecycle.tell(Lifecycle::Ready(hello)))?;
-    Ok(Guest { children, writable, lifecycle, power })
+    // Other VMMs are timed by this line; ours has been told already.
+    console::say("ready");
+    Ok(Guest { children, writable, lifecycle, power, _idle_guests: idle_guests })
 }
 
 /// A step without which the guest is of no use.
@@ -128,10 +141,17 @@ fn step<T, E: Error + Send + Sync + 'static>(
 }
 
 /// A step without which the guest is still of use: the failure is told on the console.
-fn attempt<E: Error + Send + Sync + 'static>(step: &'static str, result: Result<(), E>) {
-    if let Err(source) = result {
-        let error = BootError { step, source: source.into() };
-        console::say(&console::chain(&error));
+fn attempt<T, E: Error + Send + Sync + 'static>(
+    step: &'static str,
+    result: Result<T, E>,
+) -> Option<T> {
+    match result {
+        Ok(value) => Some(value),
+        Err(source) => {
+            let error = BootError { step, source: source.into() };
+            console::say(&console::chain(&error));
+            None
+        }
     }
 }
 

@@ -111,7 +111,8 @@ fn an_imported_image_boots_by_its_tag() {
     let sandbox = lab.boot([]);
     // A root file system made of the box's own, with a mark of its own.
     let script = "echo mine > /etc/mark && tar -C / --one-file-system -cf - bin sbin lib lib64 etc usr/bin/cat usr/bin/sh \
-                  usr/bin/dash usr/lib/x86_64-linux-gnu/libc.so.6 usr/lib64";
+                  usr/bin/dash usr/lib/x86_64-linux-gnu/libc.so.6 \
+                  usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2 usr/lib64";
     let archive = sandbox.exec(["sh", "-c", script]).assert_code(0).stdout;
     let import = lab.lilbox(["image", "import", "-", "--tag", "mine:1"]).stdin(archive);
     let _ = import.run().assert_code(0);

@@ -83,10 +83,11 @@ fn environment_workdir_and_user_are_applied() {
         .run(["-u", "ghost", "--", "true"])
         .assert_code(125)
         .assert_stderr_contains("user_not_found");
-    let _ = lab
-        .run(["-w", "/nowhere", "--", "true"])
-        .assert_code(125)
-        .assert_stderr_contains("workdir_invalid");
+    // A box's own working directory is made if it is missing, as container engines do; an exec's is not.
+    let _ = lab.run(["-w", "/new/dir", "--", "pwd"]).assert_code(0).assert_stdout("/new/dir\n");
+    let sandbox = lab.boot([]);
+    let finished = lab.lilbox(["exec", "-w", "/nowhere", &sandbox.name, "--", "true"]).run();
+    let _ = finished.assert_code(125).assert_stderr_contains("workdir_invalid");
 }
 
 fn stdout_and_stderr_stay_apart() {
