@@ -101,7 +101,7 @@ impl CliError {
         let _ = writeln!(anstream::stderr(), "{text}");
     }
 
-    /// The message with its causes.
+    /// The message with its causes. Parts of it may be a guest's words, which must not reach the terminal as commands.
     fn chain(&self) -> String {
         let mut text = self.to_string();
         let mut source = std::error::Error::source(self);
@@ -109,6 +109,19 @@ impl CliError {
             let _ = write!(text, ": {cause}");
             source = cause.source();
         }
-        text
+        text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guests_words_do_nothing_to_the_terminal() {
+        let message = "\x1b]0;owned\x07\x1b[2Jno\nsuch".into();
+        let failed = proto::agent::Failed { code: Code::CommandNotFound, message };
+        let error = CliError::from(boxes::Error::Guest(failed));
+        assert_eq!(error.chain(), "\u{fffd}]0;owned\u{fffd}\u{fffd}[2Jno\nsuch");
     }
 }

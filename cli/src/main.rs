@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return output::parse_result(&error),
     };
+    output::show_warnings();
     let failure_code = cli.command.failure_code();
     match cli.command.run() {
         Ok(code) => code,

@@ -37,6 +37,30 @@ pub fn warning(text: &str) {
     note(&format!("warning: {text}"));
 }
 
+/// Shows the warnings of `boxes`, which itself never prints: things that went wrong and kept nobody from their work.
+pub fn show_warnings() {
+    static WARNINGS: Warnings = Warnings;
+    if log::set_logger(&WARNINGS).is_ok() {
+        log::set_max_level(log::LevelFilter::Warn);
+    }
+}
+
+struct Warnings;
+
+impl log::Log for Warnings {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() <= log::Level::Warn && metadata.target().starts_with("boxes")
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if self.enabled(record.metadata()) {
+            warning(&record.args().to_string());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
 /// Tells people at a terminal what they can do next.
 pub fn hint(text: &str) {
     if terminal::stderr_is_terminal() {
