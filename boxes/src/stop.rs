@@ -3,6 +3,7 @@
 use crate::control::{self, Stopping};
 use crate::home::Home;
 use crate::lock::{Gate, take_when_free};
+use crate::store::State;
 use crate::{Error, Result, gc, start};
 use std::time::Duration;
 
@@ -26,10 +27,15 @@ pub enum Stopped {
 /// Stops a box: its processes get SIGTERM, then SIGKILL after the grace; disks are written back.
 ///
 /// # Errors
-/// [`Error::BoxNotFound`], or [`Error::StopTimeout`] if not even force helps.
+/// [`Error::BoxNotFound`], [`Error::BoxBusy`] if another command is making it, or [`Error::StopTimeout`] if not even force
+/// helps.
 pub fn stop(home: &Home, name: &str, grace: Duration) -> Result<Stopped> {
     let record = home.store.find(name)?;
     let files = home.files(&record);
+    if record.state == State::Creating && !record.ephemeral {
+        // Its lock may still be that command's, which force would end.
+        return Err(Error::BoxBusy(record.name));
+    }
     let (gate, lock) = (home.dirs.gate(), files.lock());
     if !Gate::shared(&gate)?.is_held(&lock)? {
         return Ok(Stopped::Already);
