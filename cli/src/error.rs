@@ -109,7 +109,9 @@ impl CliError {
             let _ = write!(text, ": {cause}");
             source = cause.source();
         }
-        text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+        text.chars()
+            .map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c })
+            .collect()
     }
 }
 
