@@ -79,6 +79,12 @@ pub enum Error {
     /// KVM may not be used.
     #[error("{path} may not be opened by this user", path = .0.display())]
     KvmDenied(PathBuf),
+    /// KVM cannot run what boxes need.
+    #[error("this host's KVM cannot run ordinary kernels: {reason}")]
+    KvmUnusable {
+        /// What it did instead.
+        reason: String,
+    },
     /// The disk is too full.
     #[error("too little free space in {path}: {needed_mib} MiB needed, {free_mib} MiB free", path = .path.display())]
     NoSpace {
@@ -210,6 +216,7 @@ impl Error {
             Self::InstallBroken { .. } => Code::InstallBroken,
             Self::KvmMissing(_) => Code::KvmMissing,
             Self::KvmDenied(_) => Code::KvmDenied,
+            Self::KvmUnusable { .. } => Code::KvmUnusable,
             Self::NoSpace { .. } => Code::NoSpace,
             Self::NoMemory { .. } => Code::NoMemory,
             Self::Launch(failure) => failure.code,
@@ -251,6 +258,9 @@ impl Error {
                 "enable virtualisation in the firmware and load kvm_intel or kvm_amd, or set LILBOX_MACHINE=always".into()
             }
             Self::KvmDenied(_) => "add yourself to the group `kvm` and log in again: `sudo usermod -aG kvm $USER`".into(),
+            Self::KvmUnusable { .. } => {
+                "unset LILBOX_MACHINE: lilbox then uses a machine of its own, with an emulated CPU".into()
+            }
             Self::NoSpace { .. } => "remove boxes with `lilbox rm`, or move LILBOX_HOME to a larger disk".into(),
             Self::NoMemory { .. } => "ask for less with --memory".into(),
             Self::KernelInvalid { .. } => "--kernel takes an uncompressed ELF vmlinux".into(),

@@ -6,6 +6,7 @@
 
 mod trial;
 
+use crate::{Error, Result};
 use kvm_ioctls::Kvm;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
@@ -38,6 +39,19 @@ pub enum Verdict {
 }
 
 impl Verdict {
+    /// Passes if KVM runs boxes.
+    ///
+    /// # Errors
+    /// [`Error::KvmMissing`], [`Error::KvmDenied`] or [`Error::KvmUnusable`] for the device at `device`.
+    pub fn require(self, device: &Path) -> Result<()> {
+        match self {
+            Self::Usable => Ok(()),
+            Self::Missing => Err(Error::KvmMissing(device.into())),
+            Self::Denied => Err(Error::KvmDenied(device.into())),
+            Self::Unusable { reason } => Err(Error::KvmUnusable { reason }),
+        }
+    }
+
     /// The reason why boxes cannot run here, as the end of a sentence that begins with "because".
     #[must_use]
     pub fn reason(&self) -> Option<String> {
@@ -188,6 +202,7 @@ mod tests {
             matches!(&verdict, Verdict::Unusable { reason } if reason.contains("version -1")),
             "{verdict:?}"
         );
+        assert!(matches!(verdict.require(&missing), Err(Error::KvmUnusable { .. })));
         let directory = probe_now(root.path());
         assert!(
             matches!(&directory, Verdict::Unusable { reason } if reason.contains("cannot be opened"))

@@ -53,10 +53,14 @@ impl Interaction {
     }
 }
 
-/// Runs a command through a connection to an agent, with a terminal if we have one. Gives its exit code.
-pub fn run(connection: impl Into<OwnedFd>, exec: Exec) -> Result<ExitCode> {
+/// Runs a command through a connection to the machine's agent. Gives its exit code.
+pub fn run(
+    connection: impl Into<OwnedFd>,
+    exec: Exec,
+    interaction: Interaction,
+) -> Result<ExitCode> {
     let connection = connection.into();
-    attach(Interaction::default(), exec, None, |exec, streams, events| {
+    attach(interaction, exec, None, |exec, streams, events| {
         exec_on(connection, "machine", exec, streams, Some(events))
     })
 }

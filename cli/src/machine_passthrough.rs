@@ -1,8 +1,9 @@
 //! Where boxes cannot run on this computer itself, the whole command line runs in the machine instead.
 
+use crate::attach::{self, Interaction};
 use crate::context::{Context, variable};
 use crate::error::{CliError, Result};
-use crate::{attach, output};
+use crate::output;
 use boxes::machine::{Event, INNER_HOME, Link, Machine, Record, Settings, Wishes, ensure};
 use boxes::probe::{Verdict, probe};
 use proto::agent::Exec;
@@ -23,7 +24,7 @@ const NOT_PASSED: [&str; 3] = [MODE, "LILBOX_HOME", "XDG_RUNTIME_DIR"];
 enum Mode {
     /// Here if KVM can run boxes, else in the machine.
     Auto,
-    /// Here, whatever becomes of it.
+    /// Here: what needs a KVM that can run boxes fails without one.
     Never,
     /// In the machine.
     Always,
@@ -40,14 +41,25 @@ impl Mode {
     }
 }
 
-/// Runs this very command line in the machine, if it has to run there. `None` if it is to run here.
-pub fn intercept(context: &Context) -> Result<Option<ExitCode>> {
+/// Runs this very command line in the machine, if it has to run there. `None` if it is to run here. `interaction` is
+/// what the user asked for, and `starts_box` tells whether the command needs a KVM that can run boxes.
+pub fn intercept(
+    context: &Context,
+    interaction: Interaction,
+    starts_box: bool,
+) -> Result<Option<ExitCode>> {
+    let install = &context.install;
     let reason = match Mode::parse(variable(MODE).as_deref())? {
+        Mode::Never if starts_box => {
+            // Said before anything is made: a box that cannot run would only have to be removed again.
+            probe(&install.kvm, &context.dirs.runtime).require(&install.kvm)?;
+            return Ok(None);
+        }
         Mode::Never => return Ok(None),
         Mode::Always => format!("{MODE} is `always`"),
         Mode::Auto => {
             context.dirs.create()?;
-            match probe(&context.install.kvm, &context.dirs.runtime) {
+            match probe(&install.kvm, &context.dirs.runtime) {
                 Verdict::Usable => return Ok(None),
                 verdict => explain(&verdict),
             }
@@ -57,7 +69,7 @@ pub fn intercept(context: &Context) -> Result<Option<ExitCode>> {
     let record = find(context, &machine, Some(&reason))?;
     let argv = std::iter::once(machine.program.clone().into_os_string())
         .chain(std::env::args_os().skip(1));
-    run_inside(&machine, &record, argv.collect()).map(Some)
+    run_inside(&machine, &record, argv.collect(), interaction).map(Some)
 }
 
 /// The machine of this user.
@@ -115,7 +127,12 @@ fn explain(verdict: &Verdict) -> String {
 }
 
 /// Runs a program in the machine with our terminal, streams, signals, working directory and environment.
-pub fn run_inside(machine: &Machine, record: &Record, argv: Vec<OsString>) -> Result<ExitCode> {
+pub fn run_inside(
+    machine: &Machine,
+    record: &Record,
+    argv: Vec<OsString>,
+    interaction: Interaction,
+) -> Result<ExitCode> {
     let here = std::env::current_dir().map_err(CliError::io("find the working directory"))?;
     for path in [Some(here.as_path()), argv.first().map(Path::new)].into_iter().flatten() {
         if let Some(directory) = hidden_in_machine(path) {
@@ -132,7 +149,7 @@ pub fn run_inside(machine: &Machine, record: &Record, argv: Vec<OsString>) -> Re
         ..Exec::default()
     };
     let stream = Link::new(record).connect()?;
-    attach::run(stream, exec).map_err(|error| match error {
+    attach::run(stream, exec, interaction).map_err(|error| match error {
         CliError::Boxes(boxes::Error::ConnectionLost(_)) => {
             boxes::Error::from(machine.lost()).into()
         }

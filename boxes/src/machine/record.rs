@@ -14,7 +14,7 @@ use std::time::SystemTime;
 /// Facts about one run of the machine. They mean nothing unless the machine's lock is held.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// What it was started from; see [`fingerprint`].
+    /// Stands for what it was started from: kernel, PID 1, release.
     pub fingerprint: String,
     /// QEMU.
     pub pid: u32,

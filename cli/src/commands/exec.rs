@@ -71,6 +71,11 @@ impl ExecOptions {
 }
 
 impl Args {
+    /// What the user asked for about terminal and standard input.
+    pub fn interaction(&self) -> Interaction {
+        self.interaction
+    }
+
     /// Runs the command.
     pub fn run(self, context: Context) -> Result<ExitCode> {
         let request = Exec { detach: self.detach, ..self.options.request(self.command) };

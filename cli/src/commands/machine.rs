@@ -1,5 +1,6 @@
 //! `lilbox machine …`.
 
+use crate::attach::Interaction;
 use crate::context::Context;
 use crate::error::{CliError, Result};
 use crate::{machine_passthrough, output};
@@ -83,7 +84,8 @@ impl Args {
             }
             Action::Exec { command } => {
                 let record = machine_passthrough::find(&context, &machine, None)?;
-                return machine_passthrough::run_inside(&machine, &record, command);
+                let interaction = Interaction::default();
+                return machine_passthrough::run_inside(&machine, &record, command, interaction);
             }
         }
         Ok(ExitCode::SUCCESS)

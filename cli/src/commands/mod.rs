@@ -15,6 +15,7 @@ mod ssh;
 mod stat;
 mod version;
 
+use crate::attach::Interaction;
 use crate::context::Context;
 use crate::error::{EXIT_FAILED, Result};
 use crate::machine_passthrough;
@@ -63,7 +64,8 @@ impl Command {
         }
         let context = Context::from_environment()?;
         if self.needs_boxes()
-            && let Some(code) = machine_passthrough::intercept(&context)?
+            && let Some(code) =
+                machine_passthrough::intercept(&context, self.interaction(), self.starts_box())?
         {
             return Ok(code);
         }
@@ -85,6 +87,21 @@ impl Command {
             Self::Version(args) => args.run(),
             Self::Completions(args) => args.run(),
         }
+    }
+
+    /// What the user asked for about terminal and standard input. In the machine, the command has what it needs for
+    /// that only if we asked the machine for the same.
+    fn interaction(&self) -> Interaction {
+        match self {
+            Self::Run(args) => args.interaction(),
+            Self::Exec(args) => args.interaction(),
+            _ => Interaction::default(),
+        }
+    }
+
+    /// Whether the command starts a box.
+    fn starts_box(&self) -> bool {
+        matches!(self, Self::Run(_) | Self::New(_) | Self::Start(_) | Self::Restart(_))
     }
 
     /// Whether the command runs where the boxes are, which may be inside the machine.

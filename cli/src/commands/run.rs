@@ -50,6 +50,11 @@ pub struct Args {
 }
 
 impl Args {
+    /// What the user asked for about terminal and standard input.
+    pub fn interaction(&self) -> Interaction {
+        self.interaction
+    }
+
     /// Runs the command.
     pub fn run(self, context: Context) -> Result<ExitCode> {
         let spec = self.options.spec()?;
