@@ -4,6 +4,7 @@ use crate::error::{CliError, Result};
 use boxes::home::Home;
 use boxes::install::{Install, Told};
 use boxes::paths::{Dirs, Environment};
+use boxes::probe::probe;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -47,6 +48,13 @@ impl Context {
             install: Install::locate(&program, told),
             search_path: variable("PATH"),
         })
+    }
+
+    /// Passes if KVM can run boxes. For commands that start one, before they make or stop anything: a box that cannot
+    /// run would only have to be removed again.
+    pub fn require_kvm(&self) -> Result<()> {
+        let device = &self.install.kvm;
+        Ok(probe(device, &self.dirs.runtime).require(device)?)
     }
 
     /// Opens the state, making what is missing.

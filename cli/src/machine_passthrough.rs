@@ -42,24 +42,14 @@ impl Mode {
 }
 
 /// Runs this very command line in the machine, if it has to run there. `None` if it is to run here. `interaction` is
-/// what the user asked for, and `starts_box` tells whether the command needs a KVM that can run boxes.
-pub fn intercept(
-    context: &Context,
-    interaction: Interaction,
-    starts_box: bool,
-) -> Result<Option<ExitCode>> {
-    let install = &context.install;
+/// what the user asked for.
+pub fn intercept(context: &Context, interaction: Interaction) -> Result<Option<ExitCode>> {
     let reason = match Mode::parse(variable(MODE).as_deref())? {
-        Mode::Never if starts_box => {
-            // Said before anything is made: a box that cannot run would only have to be removed again.
-            probe(&install.kvm, &context.dirs.runtime).require(&install.kvm)?;
-            return Ok(None);
-        }
         Mode::Never => return Ok(None),
         Mode::Always => format!("{MODE} is `always`"),
         Mode::Auto => {
             context.dirs.create()?;
-            match probe(&install.kvm, &context.dirs.runtime) {
+            match probe(&context.install.kvm, &context.dirs.runtime) {
                 Verdict::Usable => return Ok(None),
                 verdict => explain(&verdict),
             }

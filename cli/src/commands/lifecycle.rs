@@ -77,6 +77,7 @@ impl StopArgs {
 impl StartArgs {
     /// Runs the command.
     pub fn run(self, context: Context) -> Result<ExitCode> {
+        context.require_kvm()?;
         let mut ending = Signals::ending()?;
         for_each(&context.open()?, &self.names, |home, name| start_one(home, name, &mut ending))
     }
@@ -85,6 +86,7 @@ impl StartArgs {
 impl RestartArgs {
     /// Runs the command.
     pub fn run(self, context: Context) -> Result<ExitCode> {
+        context.require_kvm()?;
         let mut ending = Signals::ending()?;
         for_each(&context.open()?, &self.names, |home, name| {
             stop(home, name, self.grace.time())?;

@@ -64,8 +64,7 @@ impl Command {
         }
         let context = Context::from_environment()?;
         if self.needs_boxes()
-            && let Some(code) =
-                machine_passthrough::intercept(&context, self.interaction(), self.starts_box())?
+            && let Some(code) = machine_passthrough::intercept(&context, self.interaction())?
         {
             return Ok(code);
         }
@@ -97,11 +96,6 @@ impl Command {
             Self::Exec(args) => args.interaction(),
             _ => Interaction::default(),
         }
-    }
-
-    /// Whether the command starts a box.
-    fn starts_box(&self) -> bool {
-        matches!(self, Self::Run(_) | Self::New(_) | Self::Start(_) | Self::Restart(_))
     }
 
     /// Whether the command runs where the boxes are, which may be inside the machine.

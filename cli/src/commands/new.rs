@@ -25,6 +25,7 @@ impl Args {
     /// Runs the command.
     pub fn run(self, context: Context) -> Result<ExitCode> {
         let spec = self.options.spec()?;
+        context.require_kvm()?;
         let home = context.open()?;
         let mut ending = Signals::ending()?;
         let request = Request { name: self.name, spec, ephemeral: false };

@@ -1,5 +1,7 @@
 //! A `lilbox` with a home of its own, and a stand-in for its VMM.
 
+use boxes::paths::{Dirs, Environment};
+use boxes::probe::{Verdict, probe};
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::{FileExt, symlink};
@@ -29,7 +31,27 @@ impl Home {
         std::fs::write(home.path("share/base.json"), description).unwrap();
         std::fs::create_dir(home.path("bin")).unwrap();
         home.behave(behaviour);
+        home.trust_kvm();
         home
+    }
+
+    /// Lets `lilbox` find that KVM runs boxes. The stand-in needs none, so the device is `/dev/null`, and the outcome of
+    /// trying it out is changed where it is kept.
+    fn trust_kvm(&self) {
+        let environment = Environment { lilbox_home: Some(self.root()), ..Environment::default() };
+        let dirs = Dirs::compute(&environment).unwrap();
+        dirs.create().unwrap();
+        assert!(matches!(probe(Path::new("/dev/null"), &dirs.runtime), Verdict::Unusable { .. }));
+        let path = dirs.runtime.join("kvm-probe.json");
+        let mut kept: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        kept["verdict"] = serde_json::to_value(Verdict::Usable).unwrap();
+        std::fs::write(&path, kept.to_string()).unwrap();
+    }
+
+    /// Removes all that `lilbox` or [`Home::new`] made in `LILBOX_HOME`.
+    pub fn forget(&self) {
+        std::fs::remove_dir_all(self.root()).unwrap();
     }
 
     /// Lets VMMs that are started from now on behave like that.

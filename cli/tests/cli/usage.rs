@@ -65,9 +65,26 @@ fn help_and_mistakes_touch_no_state() {
     }
     // `-t` is found out to be wrong when the box could be made already, so the last mistake but a few made the home.
     let untouched = Home::new("ready");
+    untouched.forget();
     let _ = untouched.run(["run", "--memory", "1M", "--", "true"]).code(2);
     let _ = untouched.run(["completions", "bash"]).code(0);
     assert!(!untouched.root().exists());
+}
+
+#[test]
+fn an_unusable_kvm_is_told_before_anything_is_made() {
+    let home = Home::new("ready");
+    home.forget();
+    for (command, code) in [(&["run", "--", "true"][..], 125), (&["new", "web"], 1)] {
+        let _ = home.run(command.iter().copied()).code(code).says(&[
+            "error[kvm_unusable]",
+            "version -1",
+            "hint: unset LILBOX_MACHINE",
+        ]);
+    }
+    assert!(!home.root().exists());
+    // What is there can be looked at and removed all the same.
+    let _ = home.run(["ls"]).code(0);
 }
 
 #[test]
