@@ -9,6 +9,7 @@ use crate::image::ResolvedImage;
 use crate::launch::{Launched, Vmm};
 use crate::lock::{Gate, Lock};
 use crate::paths::{BoxFiles, create_private, remove_tree};
+use crate::progress::{Step, Tell};
 use crate::store::{BoxRecord, NewBox, State};
 use crate::{
     BoxId, BoxName, BoxSpec, Error, Result, clock, empty_disk, gc, image, logs, random, start,
@@ -51,7 +52,8 @@ pub struct OwnedBox<'a> {
     armed: bool,
 }
 
-/// Makes and starts a box. `cancel` becomes readable when the user does not want to wait any longer.
+/// Makes and starts a box. `cancel` becomes readable when the user does not want to wait any longer; `tell` hears what
+/// is just being done.
 ///
 /// # Errors
 /// [`Error::BoxExists`] if the name is taken, [`Error::Interrupted`], or whatever keeps it from being made. Nothing is
@@ -60,6 +62,7 @@ pub fn create<'a>(
     home: &'a Home,
     request: &Request,
     cancel: Option<BorrowedFd<'_>>,
+    tell: &mut Tell<'_>,
 ) -> Result<OwnedBox<'a>> {
     gc::collect(home)?;
     if let Some(name) = &request.name
@@ -70,8 +73,9 @@ pub fn create<'a>(
     }
     start::check_memory(request.spec.memory_mib)?;
     check_space(home)?;
-    let image = image::resolve(home, &request.spec.image)?;
+    let image = image::resolve(home, &request.spec.image, tell)?;
     let (mut owned, lock) = reserve(home, request, &image)?;
+    tell(Step::Booting(&owned.record.name));
     make_disk(&owned.files, request.spec.disk_mib)?;
     let (vmm, launched) = start::boot(home, &owned.record, lock, request.ephemeral, cancel)?;
     owned.vmm = Some(vmm);

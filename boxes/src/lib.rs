@@ -9,6 +9,7 @@
 //!   on a [`home::Home`];
 //! - [`launch`], [`control`]: how VMM processes are started and spoken to;
 //! - [`initramfs`], [`empty_disk`]: what every guest starts from, linked into this crate;
+//! - [`progress`]: what takes long, told while it does;
 //! - [`gc`], [`doctor`]: what killed commands left, and what this computer lacks;
 //! - [`machine`]: the Linux host that lilbox brings along where KVM cannot run boxes.
 //!
@@ -34,6 +35,7 @@ pub mod logs;
 pub mod machine;
 pub mod paths;
 pub mod probe;
+pub mod progress;
 mod random;
 pub mod remove;
 mod resolv;

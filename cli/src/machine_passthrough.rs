@@ -4,6 +4,7 @@ use crate::attach::{self, Interaction};
 use crate::context::{Context, variable};
 use crate::error::{CliError, Result};
 use crate::output;
+use crate::progress::Progress;
 use boxes::machine::{Event, INNER_HOME, Link, Machine, Record, Settings, Wishes, ensure};
 use boxes::probe::{Verdict, probe};
 use proto::agent::Exec;
@@ -42,8 +43,12 @@ impl Mode {
 }
 
 /// Runs this very command line in the machine, if it has to run there. `None` if it is to run here. `interaction` is
-/// what the user asked for.
-pub fn intercept(context: &Context, interaction: Interaction) -> Result<Option<ExitCode>> {
+/// what the user asked for, and `quiet` tells whether nothing is to be shown of what takes long.
+pub fn intercept(
+    context: &Context,
+    interaction: Interaction,
+    quiet: bool,
+) -> Result<Option<ExitCode>> {
     let reason = match Mode::parse(variable(MODE).as_deref())? {
         Mode::Never => return Ok(None),
         Mode::Always => format!("{MODE} is `always`"),
@@ -56,7 +61,7 @@ pub fn intercept(context: &Context, interaction: Interaction) -> Result<Option<E
         }
     };
     let machine = machine(context)?;
-    let record = find(context, &machine, Some(&reason))?;
+    let record = find(context, &machine, Some(&reason), quiet)?;
     let argv = std::iter::once(machine.program.clone().into_os_string())
         .chain(std::env::args_os().skip(1));
     run_inside(&machine, &record, argv.collect(), interaction).map(Some)
@@ -78,8 +83,14 @@ pub fn machine(context: &Context) -> Result<Machine> {
 }
 
 /// Finds the running machine or starts it. `reason` is why a command that did not ask for it runs there.
-pub fn find(context: &Context, machine: &Machine, reason: Option<&str>) -> Result<Record> {
+pub fn find(
+    context: &Context,
+    machine: &Machine,
+    reason: Option<&str>,
+    quiet: bool,
+) -> Result<Record> {
     context.dirs.create()?;
+    let _progress = Progress::begin("starting the machine…", quiet);
     let mut tell = |event| output::note(&notice(event, reason));
     Ok(ensure(machine, &mut tell)?)
 }

@@ -6,6 +6,7 @@ mod context;
 mod error;
 mod machine_passthrough;
 mod output;
+mod progress;
 mod signals;
 mod terminal;
 mod values;

@@ -1,7 +1,7 @@
 //! What reaches the terminal: data on standard output, everything else on standard error.
 
 use crate::error::{CliError, Result};
-use crate::terminal;
+use crate::{progress, terminal};
 use serde::Serialize;
 use std::fmt;
 use std::io::Write;
@@ -29,7 +29,9 @@ fn write_to(out: &mut impl Write, text: &str) -> Result<()> {
 
 /// Writes a note to standard error. A standard error that is gone is not a reason to fail.
 pub fn note(text: &str) {
-    let _ = writeln!(anstream::stderr(), "{text}");
+    progress::aside(|| {
+        let _ = writeln!(anstream::stderr(), "{text}");
+    });
 }
 
 /// Warns of something that did not keep the command from its work.

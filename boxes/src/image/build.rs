@@ -6,6 +6,7 @@ use super::{ImageConfig, file};
 use crate::home::Home;
 use crate::lock::Gate;
 use crate::paths::Dirs;
+use crate::progress::{Counted, Tell};
 use crate::store::ImageRecord;
 use crate::{Error, Result};
 use rustix::fs::{FlockOperation, flock};
@@ -54,6 +55,7 @@ impl Drop for Unfinished {
 const UNFINISHED: &str = ".new-";
 
 /// Makes an image and records it under `tag`. `source_name` says where it came from: for a path, what was there.
+/// `tell` hears how much was read.
 ///
 /// # Errors
 /// [`Error::ImageInvalid`] if the archive cannot be made into an image, [`Error::Io`] if something cannot be read or
@@ -64,6 +66,7 @@ pub fn import(
     tag: &str,
     source_name: &str,
     config: ImageConfig,
+    tell: &mut Tell<'_>,
 ) -> Result<ImageRecord> {
     let unfinished = {
         // Between a file's making and its lock nobody may take it for what a killed command left.
@@ -77,10 +80,11 @@ pub fn import(
     };
     let summary = match source {
         Source::Tar(tar) => {
-            let summary = erofs::build_from_tar(&mut *tar, &unfinished.file, &options)
+            let mut tar = Counted::new(tar, tell);
+            let summary = erofs::build_from_tar(&mut tar, &unfinished.file, &options)
                 .map_err(|error| invalid(&error))?;
             // A writer at the other end of a pipe must not be cut off before its last block.
-            std::io::copy(tar, &mut std::io::sink())
+            std::io::copy(&mut tar, &mut std::io::sink())
                 .map_err(Error::io("read the archive to its end"))?;
             summary
         }
@@ -89,6 +93,7 @@ pub fn import(
             std::thread::scope(|scope| {
                 let packer =
                     scope.spawn(|| directory::write_tar(path, Owners::of_this_user(), writer));
+                let reader = Counted::new(reader, tell);
                 let built = erofs::build_from_tar(reader, &unfinished.file, &options);
                 // What the packer could not read comes first: the builder only saw its archive end early. Unless
                 // the builder gave up, which the packer sees as a broken pipe.
@@ -173,7 +178,7 @@ pub(super) fn file_fingerprint(file: &File, path: &Path) -> Result<String> {
 }
 
 /// Makes an image of a path, or finds the one made before if nothing has changed there.
-pub(super) fn from_path(home: &Home, path: &Path) -> Result<ImageRecord> {
+pub(super) fn from_path(home: &Home, path: &Path, tell: &mut Tell<'_>) -> Result<ImageRecord> {
     let tag = path.to_str().ok_or_else(|| Error::InvalidValue {
         what: "image".into(),
         cause: format!("`{}` is not UTF-8", path.display()),
@@ -193,7 +198,7 @@ pub(super) fn from_path(home: &Home, path: &Path) -> Result<ImageRecord> {
     }
     let config = ImageConfig::default();
     if is_directory {
-        import(home, Source::Directory(path), tag, &fingerprint, config)
+        import(home, Source::Directory(path), tag, &fingerprint, config, tell)
     } else {
         let mut file = open()?;
         if !file::is_tar(&file, path)? {
@@ -201,7 +206,7 @@ pub(super) fn from_path(home: &Home, path: &Path) -> Result<ImageRecord> {
                 "it is neither a directory, a tar archive nor an EROFS or ext4 file system".into();
             return Err(Error::ImageInvalid { reference: tag.into(), cause });
         }
-        import(home, Source::Tar(&mut file), tag, &fingerprint, config)
+        import(home, Source::Tar(&mut file), tag, &fingerprint, config, tell)
     }
 }
 
@@ -230,12 +235,12 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let (home, path) = (home(directory.path()), root.path());
         std::fs::write(path.join("file"), "x").unwrap();
-        let first = from_path(&home, path).unwrap();
-        assert_eq!(from_path(&home, path).unwrap(), first);
+        let first = from_path(&home, path, &mut |_| {}).unwrap();
+        assert_eq!(from_path(&home, path, &mut |_| {}).unwrap(), first);
         let image = File::open(image_path(&home.dirs, &first.digest)).unwrap();
         assert_eq!(file::detect(&image, path).unwrap(), Some(file::Filesystem::Erofs));
         std::fs::write(path.join("file"), "changed").unwrap();
-        let second = from_path(&home, path).unwrap();
+        let second = from_path(&home, path, &mut |_| {}).unwrap();
         assert_ne!(second.digest, first.digest);
         assert!(!image_path(&home.dirs, &first.digest).exists());
         super::super::remove(&home, path.to_str().unwrap()).unwrap();
@@ -250,9 +255,18 @@ mod tests {
         let images = home.dirs.images();
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), vec![7; 4096]).unwrap();
-        assert!(matches!(from_path(&home, file.path()), Err(Error::ImageInvalid { .. })));
-        let garbage =
-            import(&home, Source::Tar(&mut &[7; 4096][..]), "t", "-", ImageConfig::default());
+        assert!(matches!(
+            from_path(&home, file.path(), &mut |_| {}),
+            Err(Error::ImageInvalid { .. })
+        ));
+        let garbage = import(
+            &home,
+            Source::Tar(&mut &[7; 4096][..]),
+            "t",
+            "-",
+            ImageConfig::default(),
+            &mut |_| {},
+        );
         assert!(matches!(garbage, Err(Error::ImageInvalid { .. })));
         assert_eq!(images.read_dir().unwrap().count(), 0);
         std::fs::write(images.join(".new-dead"), "").unwrap();

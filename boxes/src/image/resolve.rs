@@ -5,6 +5,7 @@ use super::{ImageConfig, ResolvedImage, detect};
 use crate::home::Home;
 use crate::install::Install;
 use crate::paths::Dirs;
+use crate::progress::Tell;
 use crate::store::BoxRecord;
 use crate::{Error, Result};
 use serde::Deserialize;
@@ -30,11 +31,12 @@ pub fn is_path(reference: &str) -> bool {
         || [".", ".."].contains(&reference)
 }
 
-/// Finds the image of that reference, making it if it is a path to a directory or an archive.
+/// Finds the image of that reference, making it if it is a path to a directory or an archive; `tell` hears of
+/// that.
 ///
 /// # Errors
 /// [`Error::ImageNotFound`], [`Error::ImageInvalid`], or [`Error::InstallBroken`] if the base image is missing.
-pub fn resolve(home: &Home, reference: &str) -> Result<ResolvedImage> {
+pub fn resolve(home: &Home, reference: &str, tell: &mut Tell<'_>) -> Result<ResolvedImage> {
     let (dirs, install, store) = (&home.dirs, &home.install, &home.store);
     if reference == BASE {
         let description = base_description(install)?;
@@ -45,7 +47,7 @@ pub fn resolve(home: &Home, reference: &str) -> Result<ResolvedImage> {
         return Ok(ResolvedImage { digest: description.digest, file, config: description.config });
     }
     if is_path(reference) {
-        return resolve_path(home, reference);
+        return resolve_path(home, reference, tell);
     }
     let record = store.image(reference)?.ok_or_else(|| Error::ImageNotFound(reference.into()))?;
     let file = image_path(dirs, &record.digest);
@@ -55,7 +57,7 @@ pub fn resolve(home: &Home, reference: &str) -> Result<ResolvedImage> {
     Ok(ResolvedImage { digest: record.digest, file, config: record.config })
 }
 
-fn resolve_path(home: &Home, reference: &str) -> Result<ResolvedImage> {
+fn resolve_path(home: &Home, reference: &str, tell: &mut Tell<'_>) -> Result<ResolvedImage> {
     // A shell replaces a leading `~`; one that is left over is part of no path we know.
     let path = Path::new(reference).canonicalize().map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Error::ImageNotFound(reference.into()),
@@ -68,7 +70,7 @@ fn resolve_path(home: &Home, reference: &str) -> Result<ResolvedImage> {
             return Ok(ResolvedImage { digest, file: path, config: ImageConfig::default() });
         }
     }
-    let record = from_path(home, &path)?;
+    let record = from_path(home, &path, tell)?;
     let file = image_path(&home.dirs, &record.digest);
     Ok(ResolvedImage { digest: record.digest, file, config: record.config })
 }

@@ -1,11 +1,14 @@
 //! `lilbox image …`.
 
+use super::options::Quiet;
 use crate::context::Context;
 use crate::error::{CliError, Result};
 use crate::output::{self, Table};
+use crate::progress::Progress;
 use crate::values::human_bytes;
 use boxes::clock;
 use boxes::image::{self, Listed, Source};
+use boxes::progress::Step;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::Read;
@@ -44,6 +47,8 @@ enum Action {
         /// What the image is to be called
         #[arg(short, long, value_parser = image::parse_tag)]
         tag: String,
+        #[command(flatten)]
+        quiet: Quiet,
     },
     /// Remove images; boxes made from them keep theirs
     Rm {
@@ -54,6 +59,15 @@ enum Action {
 }
 
 impl Args {
+    /// Whether nothing is to be shown of what takes long.
+    pub fn is_quiet(&self) -> bool {
+        match &self.action {
+            Action::Ls { quiet, .. } => *quiet,
+            Action::Import { quiet, .. } => quiet.quiet,
+            Action::Rm { .. } => false,
+        }
+    }
+
     /// Runs the command.
     pub fn run(self, context: Context) -> Result<ExitCode> {
         let home = context.open()?;
@@ -75,8 +89,8 @@ impl Args {
                     output::data(&table.to_string())?;
                 }
             }
-            Action::Import { source, tag } => {
-                import(&home, &source, &tag)?;
+            Action::Import { source, tag, quiet } => {
+                import(&home, &source, &tag, quiet)?;
                 output::data(&format!("{tag}\n"))?;
             }
             Action::Rm { tags } => {
@@ -89,11 +103,13 @@ impl Args {
     }
 }
 
-fn import(home: &boxes::home::Home, source: &Path, tag: &str) -> Result<()> {
+fn import(home: &boxes::home::Home, source: &Path, tag: &str, quiet: Quiet) -> Result<()> {
+    let progress = Progress::begin("importing image…", quiet.quiet);
+    let mut tell = |step: Step<'_>| progress.step(step);
     let config = image::ImageConfig::default();
     let name = source.display().to_string();
     if source.is_dir() {
-        image::import(home, Source::Directory(source), tag, &name, config)?;
+        image::import(home, Source::Directory(source), tag, &name, config, &mut tell)?;
         return Ok(());
     }
     let mut archive: Box<dyn Read> = if source == Path::new("-") {
@@ -101,7 +117,7 @@ fn import(home: &boxes::home::Home, source: &Path, tag: &str) -> Result<()> {
     } else {
         Box::new(File::open(source).map_err(CliError::io(format!("open {name}")))?)
     };
-    image::import(home, Source::Tar(&mut archive), tag, &name, config)?;
+    image::import(home, Source::Tar(&mut archive), tag, &name, config, &mut tell)?;
     Ok(())
 }
 

@@ -1,8 +1,10 @@
 //! `lilbox stop`, `start`, `restart` and `rm`: the same thing done to several boxes, one after the other. One that
 //! fails does not keep the others from their turn.
 
+use super::options::Quiet;
 use crate::context::Context;
 use crate::error::{CliError, Result};
+use crate::progress::Progress;
 use crate::signals::Signals;
 use crate::values::duration;
 use boxes::home::Home;
@@ -20,6 +22,8 @@ pub struct StopArgs {
     names: Vec<String>,
     #[command(flatten)]
     grace: Grace,
+    #[command(flatten)]
+    quiet: Quiet,
 }
 
 /// Start boxes that are stopped
@@ -28,6 +32,8 @@ pub struct StartArgs {
     /// The boxes
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
+    #[command(flatten)]
+    quiet: Quiet,
 }
 
 /// Stop boxes and start them again
@@ -38,6 +44,8 @@ pub struct RestartArgs {
     names: Vec<String>,
     #[command(flatten)]
     grace: Grace,
+    #[command(flatten)]
+    quiet: Quiet,
 }
 
 /// Remove boxes with all their files
@@ -51,7 +59,7 @@ pub struct RmArgs {
     force: bool,
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, Copy, clap::Args)]
 struct Grace {
     /// Time that programs in the box have to end by themselves [default: 10s]
     #[arg(short, long = "time", value_name = "DURATION", value_parser = duration)]
@@ -65,32 +73,48 @@ impl Grace {
 }
 
 impl StopArgs {
+    /// Whether nothing is to be shown of what takes long.
+    pub fn is_quiet(&self) -> bool {
+        self.quiet.quiet
+    }
+
     /// Runs the command.
     pub fn run(self, context: Context) -> Result<ExitCode> {
         for_each(&context.open()?, &self.names, |home, name| {
-            stop(home, name, self.grace.time())?;
-            Ok(())
+            stop_one(home, name, self.grace, self.quiet)
         })
     }
 }
 
 impl StartArgs {
-    /// Runs the command.
-    pub fn run(self, context: Context) -> Result<ExitCode> {
-        context.require_kvm()?;
-        let mut ending = Signals::ending()?;
-        for_each(&context.open()?, &self.names, |home, name| start_one(home, name, &mut ending))
+    /// Whether nothing is to be shown of what takes long.
+    pub fn is_quiet(&self) -> bool {
+        self.quiet.quiet
     }
-}
 
-impl RestartArgs {
     /// Runs the command.
     pub fn run(self, context: Context) -> Result<ExitCode> {
         context.require_kvm()?;
         let mut ending = Signals::ending()?;
         for_each(&context.open()?, &self.names, |home, name| {
-            stop(home, name, self.grace.time())?;
-            start_one(home, name, &mut ending)
+            start_one(home, name, &mut ending, self.quiet)
+        })
+    }
+}
+
+impl RestartArgs {
+    /// Whether nothing is to be shown of what takes long.
+    pub fn is_quiet(&self) -> bool {
+        self.quiet.quiet
+    }
+
+    /// Runs the command.
+    pub fn run(self, context: Context) -> Result<ExitCode> {
+        context.require_kvm()?;
+        let mut ending = Signals::ending()?;
+        for_each(&context.open()?, &self.names, |home, name| {
+            stop_one(home, name, self.grace, self.quiet)?;
+            start_one(home, name, &mut ending, self.quiet)
         })
     }
 }
@@ -102,7 +126,14 @@ impl RmArgs {
     }
 }
 
-fn start_one(home: &Home, name: &str, ending: &mut Signals) -> Result<()> {
+fn stop_one(home: &Home, name: &str, grace: Grace, quiet: Quiet) -> Result<()> {
+    let _progress = Progress::begin(&format!("stopping {name}…"), quiet.quiet);
+    stop(home, name, grace.time())?;
+    Ok(())
+}
+
+fn start_one(home: &Home, name: &str, ending: &mut Signals, quiet: Quiet) -> Result<()> {
+    let _progress = Progress::begin(&format!("booting {name}…"), quiet.quiet);
     let started = start(home, name, Some(ending.descriptor()));
     started.map(drop).map_err(|error| ending.explain(error))
 }

@@ -23,6 +23,11 @@ pub struct Args {
 }
 
 impl Args {
+    /// Whether nothing is to be shown of what takes long.
+    pub fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
     /// Runs the command.
     pub fn run(self, context: Context) -> Result<ExitCode> {
         let boxes = list(&context.open()?)?;

@@ -1,8 +1,10 @@
 //! `lilbox machine …`.
 
+use super::options::Quiet;
 use crate::attach::Interaction;
 use crate::context::Context;
 use crate::error::{CliError, Result};
+use crate::progress::Progress;
 use crate::{machine_passthrough, output};
 use boxes::machine::{self, Running, Status};
 use std::ffi::OsString;
@@ -29,12 +31,17 @@ enum Action {
         json: bool,
     },
     /// Start it
-    Start,
+    Start {
+        #[command(flatten)]
+        quiet: Quiet,
+    },
     /// Stop it, and all boxes in it
     Stop {
         /// Seconds that programs in it have to end by themselves
         #[arg(long, short, value_name = "SECONDS", default_value_t = 10)]
         time: u32,
+        #[command(flatten)]
+        quiet: Quiet,
     },
     /// Delete it, and all boxes and images in it
     Rm {
@@ -68,10 +75,11 @@ impl Args {
                     output::data(&to_text(&status))?;
                 }
             }
-            Action::Start => {
-                machine_passthrough::find(&context, &machine, None)?;
+            Action::Start { quiet } => {
+                machine_passthrough::find(&context, &machine, None, quiet.quiet)?;
             }
-            Action::Stop { time } => {
+            Action::Stop { time, quiet } => {
+                let _progress = Progress::begin("stopping the machine…", quiet.quiet);
                 machine::stop(&machine, Duration::from_secs(time.into()))?;
             }
             Action::Rm { force } => {
@@ -83,7 +91,7 @@ impl Args {
                 machine::remove(&machine, Duration::from_secs(2))?;
             }
             Action::Exec { command } => {
-                let record = machine_passthrough::find(&context, &machine, None)?;
+                let record = machine_passthrough::find(&context, &machine, None, false)?;
                 let interaction = Interaction::default();
                 return machine_passthrough::run_inside(&machine, &record, command, interaction);
             }

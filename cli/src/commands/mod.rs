@@ -64,7 +64,8 @@ impl Command {
         }
         let context = Context::from_environment()?;
         if self.needs_boxes()
-            && let Some(code) = machine_passthrough::intercept(&context, self.interaction())?
+            && let Some(code) =
+                machine_passthrough::intercept(&context, self.interaction(), self.is_quiet())?
         {
             return Ok(code);
         }
@@ -95,6 +96,20 @@ impl Command {
             Self::Run(args) => args.interaction(),
             Self::Exec(args) => args.interaction(),
             _ => Interaction::default(),
+        }
+    }
+
+    /// Whether the user wants to see nothing of what takes long.
+    fn is_quiet(&self) -> bool {
+        match self {
+            Self::Run(args) => args.is_quiet(),
+            Self::New(args) => args.is_quiet(),
+            Self::Ls(args) => args.is_quiet(),
+            Self::Stop(args) => args.is_quiet(),
+            Self::Start(args) => args.is_quiet(),
+            Self::Restart(args) => args.is_quiet(),
+            Self::Image(args) => args.is_quiet(),
+            _ => false,
         }
     }
 

@@ -5,6 +5,14 @@ use crate::values::{environment, mebibytes};
 use boxes::{BoxSpec, spec};
 use std::path::PathBuf;
 
+/// Whether the user wants to see what takes long.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub struct Quiet {
+    /// Do not show on the terminal what is being done
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
 /// What the box is to be.
 #[derive(Debug, Clone, clap::Args)]
 pub struct BoxOptions {
@@ -39,9 +47,16 @@ pub struct BoxOptions {
     /// Let the guest's kernel write all its messages to the console log; slows the boot
     #[arg(long)]
     debug_boot: bool,
+    #[command(flatten)]
+    quiet: Quiet,
 }
 
 impl BoxOptions {
+    /// Whether nothing is to be shown of what takes long.
+    pub fn is_quiet(&self) -> bool {
+        self.quiet.quiet
+    }
+
     /// The complete settings.
     pub fn spec(self) -> Result<BoxSpec> {
         let kernel = self.kernel.map(|path| std::path::absolute(&path).unwrap_or(path));

@@ -5,10 +5,12 @@ use crate::attach::{Interaction, attach};
 use crate::context::Context;
 use crate::error::{CliError, Result};
 use crate::output;
+use crate::progress::Progress;
 use crate::signals::Signals;
 use crate::values::duration;
 use boxes::create::{OwnedBox, Request, create};
 use boxes::exec::exec_at;
+use boxes::progress::Step;
 use boxes::{BoxName, Error};
 use proto::agent::Exec;
 use serde_bytes::ByteBuf;
@@ -55,14 +57,23 @@ impl Args {
         self.interaction
     }
 
+    /// Whether nothing is to be shown of what takes long.
+    pub fn is_quiet(&self) -> bool {
+        self.options.is_quiet()
+    }
+
     /// Runs the command.
     pub fn run(self, context: Context) -> Result<ExitCode> {
+        let quiet = self.is_quiet();
         let spec = self.options.spec()?;
         context.require_kvm()?;
         let home = context.open()?;
         let mut ending = Signals::ending()?;
         let request = Request { name: self.name, spec, ephemeral: true };
-        let created = create(&home, &request, Some(ending.descriptor()));
+        let progress = Progress::begin("making the box…", quiet);
+        let mut tell = |step: Step<'_>| progress.step(step);
+        let created = create(&home, &request, Some(ending.descriptor()), &mut tell);
+        drop(progress);
         let owned = created.map_err(|error| ending.explain(error))?;
         owned.note_start()?;
         let exec = Exec {

@@ -5,5 +5,6 @@ mod harness;
 mod images;
 mod launch;
 mod lifecycle;
+mod progress;
 mod terminal;
 mod usage;

@@ -8,8 +8,8 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 
-struct Session {
-    child: Child,
+pub struct Session {
+    pub child: Child,
     master: OwnedFd,
     slave: File,
     seen: String,
@@ -17,6 +17,11 @@ struct Session {
 
 impl Session {
     fn start(home: &Home, args: &[&str]) -> Self {
+        Self::start_with(home, args, false)
+    }
+
+    /// Starts `lilbox`; what it writes as data goes to a pipe instead if that is wished.
+    pub fn start_with(home: &Home, args: &[&str], piped: bool) -> Self {
         let master =
             openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&master).unwrap();
@@ -36,21 +41,23 @@ impl Session {
         command
             .envs(lilbox.get_envs().filter_map(|(name, value)| Some((name, value?))))
             .env("TERM", "xterm");
-        let child = command.stdin(stream()).stdout(stream()).stderr(stream()).spawn().unwrap();
+        let stdout = if piped { Stdio::piped() } else { stream() };
+        let child = command.stdin(stream()).stdout(stdout).stderr(stream()).spawn().unwrap();
         Self { child, master, slave, seen: String::new() }
     }
 
+    /// Reads until that text has come. Gives all that was read since the last time.
     #[track_caller]
-    fn expect(&mut self, text: &str) {
+    pub fn expect(&mut self, text: &str) -> String {
         while !self.seen.contains(text) {
             let mut buffer = [0; 4096];
             let len = File::from(self.master.try_clone().unwrap()).read(&mut buffer).unwrap();
             self.seen.push_str(&String::from_utf8_lossy(&buffer[..len]));
         }
-        self.seen.clear();
+        std::mem::take(&mut self.seen)
     }
 
-    fn type_in(&self, text: &str) {
+    pub fn type_in(&self, text: &str) {
         File::from(self.master.try_clone().unwrap()).write_all(text.as_bytes()).unwrap();
     }
 
