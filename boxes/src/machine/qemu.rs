@@ -19,33 +19,23 @@ pub(super) const ADDRESS: &str = "10.0.2.15";
 pub(super) const GATEWAY: &str = "10.0.2.2";
 pub(super) const NAME_SERVER: &str = "10.0.2.3";
 
-/// The kernel's command line, to which the frequency of its clock is added. The machine has no ACPI: `reboot=t` (triple fault) is how it ends QEMU, together with
-/// `-no-reboot`. Mitigations cost a lot under emulation and protect from nothing, since there is no speculation.
-const KERNEL_ARGUMENTS: &str = "console=hvc0 quiet panic=-1 reboot=t mitigations=off";
+/// The kernel's command line, to which the frequency of its clock is added. The machine has no ACPI: `reboot=t` (triple
+/// fault) is how it ends QEMU, together with `-no-reboot`. Mitigations cost a lot under emulation and protect from
+/// nothing, since there is no speculation. `maxcpus=1`: PID 1 brings the other CPUs online, when the kernel has
+/// patched its code; see [`ACCELERATOR`].
+const KERNEL_ARGUMENTS: &str = "console=hvc0 quiet panic=-1 reboot=t mitigations=off maxcpus=1";
 
-/// How QEMU runs the emulated CPUs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Threads {
-    /// In turns, on one CPU of the host.
-    Single,
-    /// Each in a thread of its own.
-    Multi,
-}
+/// `CONFIG_HZ` of our kernel.
+const KERNEL_HZ: u64 = 250;
 
-/// First version, major and minor, whose CPUs may run in parallel. Older ones read the code they translate while
-/// another CPU may be changing it, and keep what they read. Linux changes its own code as it runs: when a KVM guest
-/// comes or goes, it patches its scheduler, and in about one of a hundred cases a CPU then ran into half a patch.
-const FIRST_PARALLEL: (u32, u32) = (8, 1);
-
-/// What the QEMU that prints `version` (`--version`) can be trusted with.
-pub(super) fn threads(version: &str) -> Threads {
-    let number = version.split_once(" version ").map(|(_, rest)| rest).unwrap_or_default();
-    let mut parts = number.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().ok());
-    match (parts.next().flatten(), parts.next().flatten()) {
-        (Some(major), Some(minor)) if (major, minor) >= FIRST_PARALLEL => Threads::Multi,
-        _ => Threads::Single,
-    }
-}
+/// Emulated CPUs run in parallel, each in a thread of its own.
+///
+/// QEMU before 8.1 reads code that it translates while another CPU may be changing it, and keeps what it read. Linux
+/// changes its own code as it runs, and did so in the scheduler whenever KVM's first guest came or its last one went:
+/// in about one of a hundred cases a CPU then ran into half a patch for good. So the machine's kernel is to patch
+/// itself only while one CPU is online. PID 1 sees to that: it keeps a guest of each kind that KVM counts in patched
+/// code before it brings the other CPUs online.
+const ACCELERATOR: &str = "tcg,thread=multi";
 
 /// The arguments. File names are relative to the machine's directory, where QEMU is to run; `control` is the number of
 /// an inherited descriptor that listens for QMP clients.
@@ -58,26 +48,26 @@ pub(super) fn threads(version: &str) -> Threads {
 pub(super) fn arguments(
     kernel: &Path,
     settings: &Settings,
-    threads: Threads,
     tsc_khz: Option<u64>,
     control: i32,
 ) -> Vec<OsString> {
-    let threads = match threads {
-        Threads::Single => "single",
-        Threads::Multi => "multi",
-    };
     let Settings { cpus, memory_mib, .. } = settings;
     let (disk, initramfs, console) =
         (MachineFiles::DISK, MachineFiles::INITRAMFS, MachineFiles::CONSOLE);
     let words = |text: String| text.split_whitespace().map(OsString::from).collect::<Vec<_>>();
     let mut arguments = words(format!(
         "-name lilbox-machine -nodefaults -no-user-config -display none -no-reboot
-         -accel tcg,thread={threads} -cpu EPYC -smp {cpus} -m {memory_mib}M
+         -accel {ACCELERATOR} -cpu EPYC -smp {cpus} -m {memory_mib}M
          -M microvm,acpi=off,rtc=on,isa-serial=off
          -initrd {initramfs} -kernel"
     ));
     arguments.push(kernel.into());
-    let clock = tsc_khz.map(|khz| format!(" tsc=reliable tsc_early_khz={khz}")).unwrap_or_default();
+    // With `lpj` no CPU measures its delay loop, which takes over half a second for each that comes online. The kernel
+    // would compute the same for the first one: ticks of this clock in one of its own.
+    let clock = |khz: u64| {
+        format!(" tsc=reliable tsc_early_khz={khz} lpj={}", khz.saturating_mul(1000) / KERNEL_HZ)
+    };
+    let clock = tsc_khz.map(clock).unwrap_or_default();
     arguments.extend(["-append".into(), format!("{KERNEL_ARGUMENTS}{clock}").into()]);
     arguments.extend(words(format!(
         "-chardev socket,id=control,fd={control},server=on,wait=off -mon chardev=control,mode=control
@@ -117,33 +107,18 @@ mod tests {
     #[test]
     fn options_come_with_their_values_and_paths_stay_whole() {
         let settings = Settings { cpus: 3, memory_mib: 2048, disk_mib: 1 };
-        let arguments =
-            arguments(Path::new("/a b,c/vmlinux"), &settings, Threads::Multi, Some(2_500_000), 9);
+        let arguments = arguments(Path::new("/a b,c/vmlinux"), &settings, Some(2_500_000), 9);
         let follows = |option: &str, value: &str| {
             arguments.windows(2).any(|pair| pair[0] == *option && pair[1] == *value)
         };
         assert!(follows("-kernel", "/a b,c/vmlinux"));
-        let append = format!("{KERNEL_ARGUMENTS} tsc=reliable tsc_early_khz=2500000");
+        let append = format!("{KERNEL_ARGUMENTS} tsc=reliable tsc_early_khz=2500000 lpj=10000000");
         assert!(follows("-append", &append));
         assert!(follows("-accel", "tcg,thread=multi"));
         assert!(follows("-smp", "3") && follows("-m", "2048M") && follows("-cpu", "EPYC"));
         assert!(follows("-chardev", "socket,id=control,fd=9,server=on,wait=off"));
         assert!(follows("-netdev", "user,id=net,hostfwd=tcp:127.0.0.1:0-10.0.2.15:1024"));
         assert!(arguments.iter().all(|argument| !argument.is_empty() && argument != "\n"));
-    }
-
-    #[test]
-    fn versions_with_the_race_run_one_cpu_at_a_time() {
-        let threads = |number: &str| {
-            threads(&format!("QEMU emulator version {number}\nCopyright (c) 2003-2022\n"))
-        };
-        assert_eq!(threads("7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)"), Threads::Single);
-        assert_eq!(threads("8.0.5"), Threads::Single);
-        assert_eq!(threads("8.1.0"), Threads::Multi);
-        assert_eq!(threads("8.2.2 (Debian 1:8.2.2+ds-0ubuntu1)"), Threads::Multi);
-        assert_eq!(threads("10.0.2"), Threads::Multi);
-        assert_eq!(super::threads("something else"), Threads::Single);
-        assert_eq!(super::threads(""), Threads::Single);
     }
 
     #[test]

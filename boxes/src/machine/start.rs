@@ -29,7 +29,10 @@ const RESTART_GRACE: Duration = Duration::from_secs(5);
 /// The machine's clock is set again when it was last set longer ago than this.
 const CLOCK_LIFE: Duration = Duration::from_secs(60);
 
-/// How long a QEMU that broke a connection may take to be gone.
+/// How long a machine that broke a connection off may take to end: it may be writing out its file systems.
+const DYING_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a QEMU that failed to start may take to be gone.
 const EXIT_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What happens while the machine is looked for, for the user to know.
@@ -53,23 +56,31 @@ pub fn ensure(machine: &Machine, tell: &mut dyn FnMut(Event)) -> Result<Record> 
     let (mut turn, mut boxes, mut told) = (None, None, false);
     loop {
         let (found, record) = look(machine, &wanted)?;
-        match (decide(found, turn.is_some(), boxes), record) {
-            (Step::TakeTurn, _) => turn = Some(Gate::exclusive(&files.turn)?),
-            (Step::Use, Some(record)) => return greet(machine, record),
+        let record = match (decide(found, turn.is_some(), boxes), record) {
+            (Step::Use, Some(record)) => record,
             (Step::UseOutdated, Some(record)) => {
                 tell(Event::Outdated);
-                return greet(machine, record);
+                record
+            }
+            (Step::TakeTurn, _) => {
+                turn = Some(Gate::exclusive(&files.turn)?);
+                continue;
             }
             (Step::AskForBoxes, Some(record)) => {
                 // A machine that does not say is treated as one that has boxes: they might be there.
                 boxes = Some(status::boxes_running(machine, &record).is_none_or(|count| count > 0));
+                continue;
             }
             (Step::Restart, _) => {
                 told = true;
                 tell(Event::Restarting);
                 stop::end(machine, RESTART_GRACE)?;
+                continue;
             }
-            (Step::Replace, _) => stop::kill(machine)?,
+            (Step::Replace, _) => {
+                stop::kill(machine)?;
+                continue;
+            }
             (Step::Start, _) => {
                 if !told {
                     tell(Event::Starting);
@@ -79,8 +90,33 @@ pub fn ensure(machine: &Machine, tell: &mut dyn FnMut(Event)) -> Result<Record> 
             (Step::Use | Step::UseOutdated | Step::AskForBoxes, None) => {
                 unreachable!("a machine that can be used has a record")
             }
+        };
+        match greet(machine, &record) {
+            Ok(()) => return Ok(record),
+            Err(error) if !broke_off(&error) => return Err(error),
+            Err(error) => {
+                // Whoever stops it has the turn. With the turn ours, it is dying: killed, or powered off from inside.
+                if turn.is_none() {
+                    turn = Some(Gate::exclusive(&files.turn)?);
+                }
+                let is_same = running(machine)?.is_some_and(|now| now == record);
+                if is_same && !stop::wait(machine, DYING_PATIENCE)? {
+                    return Err(error);
+                }
+            }
         }
     }
+}
+
+/// Tells whether the machine broke a connection off instead of answering. A process that is killed closes its sockets
+/// some time before it gives up its locks: it has a lot of memory to return.
+fn broke_off(error: &Error) -> bool {
+    use io::ErrorKind::{
+        BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset, UnexpectedEof,
+    };
+    let Error::Machine(MachineError::Link { source, .. }) = error else { return false };
+    let kinds = [BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset, UnexpectedEof];
+    kinds.contains(&source.kind())
 }
 
 /// Looks at the machine. The record is there if it runs and has come up.
@@ -111,14 +147,13 @@ pub(super) fn is_held(machine: &Machine) -> Result<bool> {
 }
 
 /// Makes sure that a machine that runs answers, and does what has to be done from time to time.
-fn greet(machine: &Machine, record: Record) -> Result<Record> {
-    let link = Link::new(&record);
+fn greet(machine: &Machine, record: &Record) -> Result<()> {
+    let link = Link::new(record);
     let path = machine.files.record();
     let age =
         path.metadata().and_then(|metadata| metadata.modified()).map(|modified| modified.elapsed());
     if matches!(age, Ok(Ok(age)) if age < CLOCK_LIFE) {
-        link.hello()?;
-        return Ok(record);
+        return link.hello().map(drop);
     }
     link.set_time()?;
     let touched = File::options()
@@ -130,7 +165,7 @@ fn greet(machine: &Machine, record: Record) -> Result<Record> {
     if let Err(error) = touched {
         ::log::warn!("cannot tend to the machine's files: {error}");
     }
-    Ok(record)
+    Ok(())
 }
 
 /// Starts the machine. The caller has its turn, and nobody holds the lock.
@@ -199,10 +234,9 @@ impl Startup {
         let files = &machine.files;
         let kernel = std::path::absolute(machine.install.kernel())
             .map_err(Error::io("find out where the kernel lies"))?;
-        let threads = qemu::threads(&version(machine)?);
         let tsc_khz = tsc::frequency_khz()?;
         let lock = take_lock(machine)?;
-        let lock =
+        let lock_too =
             OwnedFd::from(lock.file().try_clone().map_err(Error::io("duplicate a descriptor"))?);
         // We listen, QEMU answers: so there is no moment at which the socket is not there yet.
         let _ = std::fs::remove_file(&files.qmp_socket);
@@ -218,7 +252,6 @@ impl Startup {
             .args(qemu::arguments(
                 &kernel,
                 &machine.settings,
-                threads,
                 tsc_khz,
                 detach::number(listener.as_fd()),
             ))
@@ -226,11 +259,18 @@ impl Startup {
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(log_too);
-        let child = detach::spawn(command, vec![lock, listener])
+        let mut child = detach::spawn(command, vec![lock_too, listener])
             .map_err(|error| not_run(machine, error))?;
-        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())
-            .map_err(Error::sys("watch QEMU"))?;
-        Ok(Self { child, pidfd, succeeded: false })
+        let pid = Pid::from_child(&child);
+        let watched = pidfd_open(pid, PidfdFlags::empty()).map_err(Error::sys("watch QEMU"));
+        match watched.and_then(|pidfd| lock.hand_over(pid).map(|()| pidfd)) {
+            Ok(pidfd) => Ok(Self { child, pidfd, succeeded: false }),
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(error)
+            }
+        }
     }
 
     /// Asks QEMU for the port it chose, and waits for the agent behind it.
@@ -286,14 +326,6 @@ impl Drop for Startup {
     }
 }
 
-/// What QEMU prints about its version.
-fn version(machine: &Machine) -> Result<String> {
-    let mut command = Command::new(&machine.qemu);
-    let output = command.arg("--version").stdin(Stdio::null()).output();
-    let output = output.map_err(|error| not_run(machine, error))?;
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
 fn not_run(machine: &Machine, error: io::Error) -> Error {
     let program = machine.qemu.display();
     match error.kind() {
@@ -325,6 +357,7 @@ mod tests {
     use crate::install::Install;
     use crate::machine::{MachineFiles, Settings};
     use crate::paths::{Dirs, Environment};
+    use rustix::fs::{FlockOperation, flock};
     use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
 
@@ -394,6 +427,49 @@ mod tests {
         let (_, events) = ensure_fails(&machine);
         assert_eq!(events, [Event::Starting]);
         assert!(!orphan.wait().unwrap().success(), "it was killed");
+    }
+
+    #[test]
+    fn a_machine_that_was_just_killed_is_waited_for_and_replaced() {
+        let root = tempfile::tempdir().unwrap();
+        let machine = machine(root.path(), "exit 1");
+        create_private(&machine.files.directory).unwrap();
+        // A process that still has the lock, though its sockets are closed already.
+        let lock = take_lock(&machine).unwrap();
+        let mut dying = Command::new("cat")
+            .stdin(Stdio::piped())
+            .stdout(lock.file().try_clone().unwrap())
+            .spawn()
+            .unwrap();
+        lock.hand_over(Pid::from_child(&dying)).unwrap();
+        drop(lock);
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let record = Record {
+            fingerprint: fingerprint(&machine.install, machine.initramfs_sha256).unwrap(),
+            pid: dying.id(),
+            port: closed.port(),
+            secret: "s".into(),
+            qmp_socket: machine.files.qmp_socket.clone(),
+            cpus: 1,
+            memory_mib: 512,
+            ready: Some(Ready { start_ms: 1, kernel: "6.12".into() }),
+        };
+        record.write(&machine.files).unwrap();
+        assert_eq!(look(&machine, &record.fingerprint).unwrap().0, Found::Current);
+        drop(Gate::exclusive(&machine.files.turn).unwrap());
+        let turn = || File::open(&machine.files.turn).unwrap();
+        let events = std::thread::scope(|scope| {
+            let command = scope.spawn(|| ensure_fails(&machine).1);
+            // Once the command has its turn, nothing is left to it but to wait for the lock.
+            while flock(turn(), FlockOperation::NonBlockingLockShared).is_ok() {
+                assert!(!command.is_finished(), "it did not wait");
+                std::thread::yield_now();
+            }
+            drop(dying.stdin.take());
+            command.join().unwrap()
+        });
+        assert_eq!(events, [Event::Starting]);
+        assert!(dying.wait().unwrap().success(), "it ended by itself");
     }
 
     #[test]

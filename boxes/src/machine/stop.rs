@@ -81,7 +81,7 @@ pub(super) fn kill(machine: &Machine) -> Result<()> {
 }
 
 /// Waits until QEMU has ended. `false` if it still runs when patience has.
-fn wait(machine: &Machine, patience: Duration) -> Result<bool> {
+pub(super) fn wait(machine: &Machine, patience: Duration) -> Result<bool> {
     let path = machine.files.lock();
     if !path.exists() {
         return Ok(true);
