@@ -194,6 +194,7 @@ fn reserve_name<'a>(
 ) -> Result<(OwnedBox<'a>, Lock)> {
     let id = BoxId::from_random(random::bytes()?);
     let files = home.dirs.of_box(&id);
+    let writing = home.store.writing(false)?;
     let gate = Gate::exclusive(&home.dirs.gate())?;
     // Images that nobody refers to are removed with the gate to oneself: from here on this one is referred to.
     let image =
@@ -219,8 +220,10 @@ fn reserve_name<'a>(
         ephemeral: request.ephemeral,
         created_at_ms,
     };
-    if let Err(error) = home.store.reserve(&new) {
-        remove_tree(&files.directory)?;
+    if let Err(error) = home.store.reserve(&new).and_then(|()| writing.commit()) {
+        if let Err(left) = remove_tree(&files.directory) {
+            log::warn!("the next command removes what is left: {left}");
+        }
         return Err(error);
     }
     let record = BoxRecord {

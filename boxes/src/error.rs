@@ -8,7 +8,7 @@ use proto::launch::LaunchFailure;
 use proto::spec::{BoxName, NameError};
 use std::fmt::Write as _;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -188,6 +188,12 @@ pub enum Error {
 }
 
 impl Error {
+    /// The error of a path that is written down as text, and is none.
+    pub(crate) fn not_utf8(what: &str, path: &Path) -> Self {
+        let cause = format!("`{}` is not UTF-8", path.display());
+        Self::InvalidValue { what: what.into(), cause }
+    }
+
     /// Wraps an error of a system call: `operation` completes "cannot …".
     pub fn io(operation: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let operation = operation.into();

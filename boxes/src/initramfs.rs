@@ -13,9 +13,7 @@ mod tests {
 
     #[test]
     fn the_key_is_the_digest_and_another_archive_may_follow() {
-        let digest: String =
-            Sha256::digest(INITRAMFS).iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(digest, INITRAMFS_SHA256);
+        assert_eq!(crate::hex::digits(&Sha256::digest(INITRAMFS)), INITRAMFS_SHA256);
         assert!(INITRAMFS.len().is_multiple_of(512));
     }
 

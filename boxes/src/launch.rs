@@ -179,6 +179,11 @@ impl Vmm {
 
     /// Lets go of a VMM that is ready: it lives on without this process. Unless it is tied to its parent, in which case
     /// this ends it.
+    ///
+    /// Nobody waits for it here. It stays a child of this process, and the kernel keeps its number and exit status when
+    /// it has ended, until its parent asks for them or ends. A command ends soon, and PID 1 asks instead. A program that
+    /// outlives its boxes has to reap children by itself (`waitpid(-1)` upon SIGCHLD, or SIGCHLD ignored); nothing in
+    /// this crate minds, since whether a VMM lives is told by its lock.
     pub fn release(mut self) {
         self.armed = false;
     }

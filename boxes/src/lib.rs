@@ -24,6 +24,7 @@ pub mod empty_disk;
 pub mod error;
 pub mod exec;
 pub mod gc;
+mod hex;
 pub mod home;
 pub mod image;
 pub mod initramfs;

@@ -7,7 +7,8 @@
 //!   its box lives. A box in the making, or an ephemeral one, without an owner is what a killed command left;
 //! - the *gate*, one file per state directory, held for the few microseconds in which locks are taken or looked at.
 //!   Without it, a look at a box lock (which takes it, shared, for a moment) could make a command that tries to take
-//!   it believe that the box is running. Order: the gate first. Nothing waits for anything while it holds the gate.
+//!   it believe that the box is running. Order: who is to write to the database with the gate to itself gets the right
+//!   to write first ([`crate::store::Writing`]), then the gate, then locks. Nothing waits while it holds the gate.
 
 use crate::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -2,7 +2,7 @@
 //!
 //! Computing paths touches nothing; [`Dirs::create`] makes the directories, all of them for their owner alone.
 
-use crate::{BoxId, Error, Result};
+use crate::{BoxId, Error, Result, hex};
 use sha2::{Digest, Sha256};
 use std::fs::DirBuilder;
 use std::io;
@@ -23,8 +23,6 @@ pub struct Environment {
     pub lilbox_home: Option<PathBuf>,
     /// `HOME`.
     pub home: Option<PathBuf>,
-    /// `XDG_CONFIG_HOME`.
-    pub config_home: Option<PathBuf>,
     /// `XDG_STATE_HOME`.
     pub state_home: Option<PathBuf>,
     /// `XDG_DATA_HOME`.
@@ -40,8 +38,6 @@ pub struct Environment {
 /// The directories.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dirs {
-    /// Configuration.
-    pub config: PathBuf,
     /// The database.
     pub state: PathBuf,
     /// Images and disks.
@@ -56,7 +52,7 @@ impl Dirs {
     /// Computes the directories.
     ///
     /// # Errors
-    /// [`Error::InvalidValue`] if there is no home directory, or a path is not absolute.
+    /// [`Error::InvalidValue`] if there is no home directory, or a path is not absolute or not UTF-8.
     pub fn compute(environment: &Environment) -> Result<Self> {
         let absolute = |name: &str, path: &Option<PathBuf>| match path {
             Some(path) if path.as_os_str().is_empty() => Ok(None),
@@ -68,10 +64,10 @@ impl Dirs {
             None => Ok(None),
         };
         let fallback = environment.temporary.join(format!("lilbox-{}", environment.uid));
-        let (config, state, data, runtime) = if let Some(home) =
+        let (state, data, runtime) = if let Some(home) =
             absolute("LILBOX_HOME", &environment.lilbox_home)?
         {
-            (home.join("config"), home.join("state"), home.join("data"), Some(home.join("run")))
+            (home.join("state"), home.join("data"), Some(home.join("run")))
         } else {
             // The XDG specification says: a relative path in these variables is invalid and to be ignored.
             let valid = |path: &Option<PathBuf>| path.clone().filter(|path| path.is_absolute());
@@ -88,7 +84,6 @@ impl Dirs {
                 }),
             };
             (
-                below(&environment.config_home, ".config")?,
                 below(&environment.state_home, ".local/state")?,
                 below(&environment.data_home, ".local/share")?,
                 valid(&environment.runtime_dir).map(|path| path.join("lilbox")),
@@ -112,7 +107,13 @@ impl Dirs {
                 ),
             });
         }
-        Ok(Self { config, state, data, runtime, shared_parent })
+        // Paths below them are written down as text.
+        if let Some(path) =
+            [&state, &data, &runtime].into_iter().find(|path| path.to_str().is_none())
+        {
+            return Err(Error::not_utf8("directory", path));
+        }
+        Ok(Self { state, data, runtime, shared_parent })
     }
 
     /// Makes the directories that are missing.
@@ -264,7 +265,7 @@ pub(crate) fn remove_tree(path: &Path) -> Result<()> {
 /// Eight hexadecimal digits that stand for a path.
 fn short_hash(path: &Path) -> String {
     let digest = Sha256::digest(path.as_os_str().as_bytes());
-    digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect()
+    hex::digits(&digest[..4])
 }
 
 #[cfg(test)]
@@ -285,7 +286,6 @@ mod tests {
     #[test]
     fn directories_follow_xdg() {
         let dirs = Dirs::compute(&environment()).unwrap();
-        assert_eq!(dirs.config, Path::new("/home/u/.config/lilbox"));
         assert_eq!(dirs.state, Path::new("/home/u/.local/state/lilbox"));
         assert_eq!(dirs.data, Path::new("/home/u/.local/share/lilbox"));
         assert_eq!(dirs.runtime, Path::new("/run/user/7/lilbox"));
@@ -307,6 +307,9 @@ mod tests {
         assert_eq!(dirs.runtime, Path::new("/x/run"));
         let relative = Environment { lilbox_home: Some("x".into()), ..environment() };
         assert!(matches!(Dirs::compute(&relative), Err(Error::InvalidValue { .. })));
+        let bytes: PathBuf = std::ffi::OsStr::from_bytes(b"/x\xff").into();
+        let no_text = Environment { lilbox_home: Some(bytes), ..environment() };
+        assert!(matches!(Dirs::compute(&no_text), Err(Error::InvalidValue { .. })));
         let nothing = Environment { home: None, ..environment() };
         assert!(Dirs::compute(&nothing).is_err());
     }

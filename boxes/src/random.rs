@@ -18,5 +18,5 @@ pub fn bytes<const N: usize>() -> Result<[u8; N]> {
 /// # Errors
 /// As [`bytes`].
 pub fn hex<const N: usize>() -> Result<String> {
-    Ok(bytes::<N>()?.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(crate::hex::digits(&bytes::<N>()?))
 }

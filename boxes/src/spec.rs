@@ -73,6 +73,9 @@ pub fn resolve(options: &Options) -> Result<BoxSpec> {
     if let Some(workdir) = options.workdir.as_deref().filter(|path| !path.starts_with('/')) {
         return invalid("workdir", format!("`{workdir}` is not an absolute path"));
     }
+    if let Some(kernel) = options.kernel.as_deref().filter(|path| path.to_str().is_none()) {
+        return Err(Error::not_utf8("kernel", kernel));
+    }
     Ok(BoxSpec {
         image: options.image.clone().unwrap_or_else(|| image::BASE.into()),
         cpus,
@@ -90,6 +93,8 @@ pub fn resolve(options: &Options) -> Result<BoxSpec> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
 
     #[test]
     fn nothing_asked_for_gives_the_defaults() {
@@ -110,6 +115,7 @@ mod tests {
             Options { disk_mib: Some(1), ..options() },
             Options { env: vec![("".into(), "x".into())], ..options() },
             Options { workdir: Some("relative".into()), ..options() },
+            Options { kernel: Some(OsStr::from_bytes(b"/k\xff").into()), ..options() },
         ] {
             assert!(matches!(resolve(&bad), Err(Error::InvalidValue { .. })), "{bad:?}");
         }

@@ -32,7 +32,6 @@ impl Context {
         let environment = Environment {
             lilbox_home: path("LILBOX_HOME"),
             home: path("HOME"),
-            config_home: path("XDG_CONFIG_HOME"),
             state_home: path("XDG_STATE_HOME"),
             data_home: path("XDG_DATA_HOME"),
             runtime_dir: path("XDG_RUNTIME_DIR"),

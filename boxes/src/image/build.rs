@@ -8,7 +8,7 @@ use crate::lock::Gate;
 use crate::paths::Dirs;
 use crate::progress::{Counted, Tell};
 use crate::store::ImageRecord;
-use crate::{Error, Result};
+use crate::{Error, Result, hex};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::io::Read;
@@ -112,7 +112,7 @@ pub fn import(
     let record = ImageRecord {
         tag: tag.into(),
         source: source_name.into(),
-        digest: format!("erofs-{}", hex(&summary.content_digest)),
+        digest: format!("erofs-{}", hex::digits(&summary.content_digest)),
         size_bytes: summary.image_bytes,
         config,
         created_at_ms: crate::clock::unix_millis(),
@@ -120,10 +120,12 @@ pub fn import(
     let path = image_path(&home.dirs, &record.digest);
     let write = || Error::io(format!("write {}", path.display()));
     unfinished.file.sync_all().map_err(write())?;
+    let writing = home.store.writing(true)?;
     // With the gate to oneself nobody removes the file before its row says that it is needed.
     let gate = Gate::exclusive(&home.dirs.gate())?;
     std::fs::rename(&unfinished.path, &path).map_err(write())?;
     home.store.put_image(&record)?;
+    writing.commit()?;
     super::sweep(home, &gate)?;
     Ok(record)
 }
@@ -151,11 +153,6 @@ pub(crate) fn clean(images: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Lower-case hexadecimal digits.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -179,10 +176,7 @@ pub(super) fn file_fingerprint(file: &File, path: &Path) -> Result<String> {
 
 /// Makes an image of a path, or finds the one made before if nothing has changed there.
 pub(super) fn from_path(home: &Home, path: &Path, tell: &mut Tell<'_>) -> Result<ImageRecord> {
-    let tag = path.to_str().ok_or_else(|| Error::InvalidValue {
-        what: "image".into(),
-        cause: format!("`{}` is not UTF-8", path.display()),
-    })?;
+    let tag = path.to_str().ok_or_else(|| Error::not_utf8("image", path))?;
     let open = || File::open(path).map_err(Error::io(format!("open {}", path.display())));
     let is_directory = path.is_dir();
     let fingerprint = if is_directory {

@@ -77,10 +77,12 @@ pub fn list(home: &Home) -> Result<Vec<Listed>> {
 /// # Errors
 /// [`Error::ImageNotFound`] if there is no such tag.
 pub fn remove(home: &Home, tag: &str) -> Result<()> {
+    let writing = home.store.writing(true)?;
     let gate = Gate::exclusive(&home.dirs.gate())?;
     if !home.store.remove_image(tag)? {
         return Err(Error::ImageNotFound(tag.into()));
     }
+    writing.commit()?;
     sweep(home, &gate)
 }
 

@@ -76,7 +76,7 @@ pub(super) fn fingerprint(root: &Path) -> Result<String> {
             hash.update(number.to_le_bytes());
         }
     }
-    Ok(super::build::hex(&hash.finalize()))
+    Ok(crate::hex::digits(&hash.finalize()))
 }
 
 /// Writes what is below a directory as a tar archive.

@@ -2,7 +2,7 @@
 
 use super::files::MachineFiles;
 use crate::install::Install;
-use crate::{Error, Result};
+use crate::{Error, Result, hex};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs::OpenOptions;
@@ -94,12 +94,7 @@ pub(super) fn fingerprint(install: &Install, initramfs_sha256: &str) -> Result<S
         hash.update(part.len().to_le_bytes());
         hash.update(part);
     }
-    Ok(hex(&hash.finalize()))
-}
-
-/// Hexadecimal digits.
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    Ok(hex::digits(&hash.finalize()))
 }
 
 #[cfg(test)]
@@ -126,7 +121,7 @@ mod tests {
             fingerprint: "f".into(),
             pid: 7,
             port: 41217,
-            secret: hex(&[0, 255]),
+            secret: hex::digits(&[0, 255]),
             qmp_socket: "/x".into(),
             cpus: 2,
             memory_mib: 512,

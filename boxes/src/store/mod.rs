@@ -13,7 +13,9 @@ use crate::launch::Launched;
 use crate::{BoxId, BoxName, BoxSpec, Error, Result};
 use rows::{BOX_COLUMNS, IMAGE_COLUMNS, box_from_row, image_from_row};
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, params};
+use rusqlite::{
+    Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, TransactionBehavior, params,
+};
 use std::collections::HashSet;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
@@ -30,6 +32,23 @@ const LOG_PAGES: u32 = 200;
 #[derive(Debug)]
 pub struct Store {
     connection: Connection,
+}
+
+/// The right to write, held until committed; dropped without, all that was written meanwhile is undone.
+///
+/// What is written with the gate to oneself needs this first: getting it may mean waiting for another process, which
+/// nobody does under the gate.
+#[derive(Debug)]
+pub struct Writing<'a>(Transaction<'a>);
+
+impl Writing<'_> {
+    /// Makes what was written hold.
+    ///
+    /// # Errors
+    /// [`Error::State`] if the database cannot be written.
+    pub fn commit(self) -> Result<()> {
+        self.0.commit().map_err(failed("write the changes"))
+    }
 }
 
 /// A box about to be made.
@@ -106,11 +125,25 @@ impl Store {
         self.connection.execute_batch(pragma).map_err(failed("configure the connection"))
     }
 
+    /// Waits for the right to write. `durable` changes survive a power cut.
+    ///
+    /// # Errors
+    /// [`Error::State`] if another process does not give it up.
+    pub fn writing(&self, durable: bool) -> Result<Writing<'_>> {
+        self.set_durable(durable)?;
+        Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)
+            .map(Writing)
+            .map_err(failed("begin to write"))
+    }
+
     /// Reserves a name: adds the row of a box that is being made.
     ///
     /// # Errors
-    /// [`Error::BoxExists`] if the name is taken, else [`Error::State`].
+    /// [`Error::BoxExists`] if the name is taken, [`Error::InvalidValue`] if the path of the image is not UTF-8, else
+    /// [`Error::State`].
     pub fn reserve(&self, new: &NewBox<'_>) -> Result<()> {
+        let image_file =
+            new.image.file.to_str().ok_or_else(|| Error::not_utf8("image", &new.image.file))?;
         let sql = "INSERT INTO boxes (id, name, state, ephemeral, spec, image_digest, image_file, image_config, created_at_ms) \
                    VALUES (?1, ?2, 'creating', ?3, ?4, ?5, ?6, ?7, ?8)";
         let result = self.connection.execute(
@@ -121,7 +154,7 @@ impl Store {
                 new.ephemeral,
                 rows::to_json(new.spec),
                 new.image.digest,
-                new.image.file.to_string_lossy(),
+                image_file,
                 rows::to_json(&new.image.config),
                 new.created_at_ms,
             ],
@@ -229,7 +262,6 @@ impl Store {
     /// # Errors
     /// [`Error::State`] if the database cannot be written.
     pub fn put_image(&self, image: &ImageRecord) -> Result<()> {
-        self.set_durable(true)?;
         let sql = "INSERT INTO images (tag, source, digest, size_bytes, config, created_at_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6) \
                    ON CONFLICT (tag) DO UPDATE SET source = ?2, digest = ?3, size_bytes = ?4, config = ?5, created_at_ms = ?6";
         let values = params![

@@ -1,5 +1,9 @@
 use super::*;
+use crate::home::Home;
 use crate::image::ImageConfig;
+use crate::install::{Install, Told};
+use crate::lock::Gate;
+use crate::paths::{Dirs, Environment};
 
 fn open() -> (tempfile::TempDir, Store) {
     let directory = tempfile::tempdir().unwrap();
@@ -12,9 +16,13 @@ fn spec() -> BoxSpec {
 }
 
 fn add(store: &Store, id: u8, name: &str, ephemeral: bool) -> Result<BoxId> {
+    add_from(store, id, name, ephemeral, Path::new("/image"))
+}
+
+fn add_from(store: &Store, id: u8, name: &str, ephemeral: bool, file: &Path) -> Result<BoxId> {
     let id = BoxId::from_random([id; 6]);
     let config = ImageConfig { env: vec!["A=b".into()], ..ImageConfig::default() };
-    let image = ResolvedImage { digest: "d".into(), file: "/image".into(), config };
+    let image = ResolvedImage { digest: "d".into(), file: file.into(), config };
     let name = name.parse().unwrap();
     let new = NewBox {
         id: &id,
@@ -130,4 +138,44 @@ fn an_image_replaces_the_one_of_its_tag() {
     assert_eq!(store.image("mine:1").unwrap(), Some(image("two")));
     assert!(store.remove_image("mine:1").unwrap());
     assert!(!store.remove_image("mine:1").unwrap());
+}
+
+#[test]
+fn a_path_that_is_no_text_is_refused_rather_than_changed() {
+    use std::os::unix::ffi::OsStrExt;
+    let (_directory, store) = open();
+    let path = Path::new(std::ffi::OsStr::from_bytes(b"/images/\xff"));
+    let error = add_from(&store, 1, "web", false, path).unwrap_err();
+    assert_eq!(error.code(), crate::Code::InvalidValue);
+    assert!(error.to_string().contains("not UTF-8"), "{error}");
+    assert!(store.boxes().unwrap().is_empty());
+}
+
+#[test]
+fn what_was_written_and_not_committed_is_undone() {
+    let (directory, store) = open();
+    let writing = store.writing(true).unwrap();
+    add(&store, 1, "web", false).unwrap();
+    drop(writing);
+    assert!(store.boxes().unwrap().is_empty());
+    let writing = store.writing(false).unwrap();
+    add(&store, 1, "web", false).unwrap();
+    writing.commit().unwrap();
+    let other = Store::open(&directory.path().join("state.db")).unwrap();
+    assert_eq!(other.boxes().unwrap().len(), 1);
+}
+
+/// With the gate taken by somebody else, a command that came to it would wait here for good.
+#[test]
+fn another_writer_is_waited_for_before_the_gate() {
+    let directory = tempfile::tempdir().unwrap();
+    let from = Environment { lilbox_home: Some(directory.path().into()), ..Environment::default() };
+    let install = Install::locate(Path::new("/nowhere"), Told::default());
+    let home = Home::open(Dirs::compute(&from).unwrap(), install).unwrap();
+    home.store.connection.busy_timeout(Duration::ZERO).unwrap();
+    let other = Store::open(&home.dirs.database()).unwrap();
+    let _writing = other.writing(true).unwrap();
+    let _gate = Gate::exclusive(&home.dirs.gate()).unwrap();
+    let result = crate::image::remove(&home, "mine:1");
+    assert!(matches!(result, Err(Error::State { operation: "begin to write", .. })), "{result:?}");
 }
