@@ -11,6 +11,8 @@
     reason = "a program that measures talks to its user and reads its environment"
 )]
 
+mod firecracker;
+mod guest;
 mod microsandbox;
 mod ours;
 mod qemu;
@@ -65,6 +67,7 @@ fn main() -> ExitCode {
     let stage = Stage::new();
     let ours = ours::Ours::new(&stage);
     let qemu = qemu::Qemu::find(&stage);
+    let firecracker = firecracker::Firecracker::find(&stage);
     let microsandbox = microsandbox::Microsandbox::find(&stage);
     let mut report = Report::default();
     for round in 0..=options.rounds {
@@ -77,6 +80,9 @@ fn main() -> ExitCode {
         ours.cold_boot(&mut report);
         if let Some(qemu) = &qemu {
             qemu.cold_boot(&mut report);
+        }
+        if let Some(firecracker) = &firecracker {
+            firecracker.cold_boot(&mut report);
         }
         ours.run_true(&mut report);
         if let Some(microsandbox) = &microsandbox {

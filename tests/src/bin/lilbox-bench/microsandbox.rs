@@ -1,11 +1,11 @@
 //! microsandbox (`msb`, from its Python wheel), with the same root as a directory.
 
+use crate::guest;
 use crate::ours::milliseconds;
 use crate::report::{Report, Row};
 use crate::stage::{Stage, on_path};
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
 use tests::Invocation;
 
 const NAME: &str = "microsandbox";
@@ -26,13 +26,7 @@ impl Microsandbox {
             let path = entry.expect("list msb's libraries").path();
             stage.copy(&path, &format!("msb/lib/{}", path.file_name()?.to_string_lossy()));
         }
-        let root = stage.path("msb-root");
-        let status = Command::new("fsck.erofs")
-            .arg(format!("--extract={}", root.display()))
-            .arg(stage.path("share/lilbox/base.erofs"))
-            .status()
-            .expect("run fsck.erofs");
-        assert!(status.success(), "unpacking the base image for msb failed");
+        let root = guest::unpack_base(stage, "msb-root");
         Some(Self { program, home: stage.path("msb-home"), root })
     }
 

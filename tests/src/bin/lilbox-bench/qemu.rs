@@ -1,26 +1,23 @@
 //! QEMU's microvm machine with the same kernel, initramfs, root and settings.
 
 use crate::MEMORY_MIB;
+use crate::guest::{self, COMMAND_LINE, DEADLINE};
 use crate::ours::milliseconds;
 use crate::report::{Report, Row};
 use crate::stage::{Stage, on_path};
-use proto::cpio::{Archive, Kind};
-use proto::guest::{CONFIG_PATH, GuestConfig, Root, Transport};
+use proto::guest::Transport;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tests::process;
 
 const NAME: &str = "qemu-microvm";
 
 /// What guest-init writes to its console when its agent listens.
 const READY: &str = "lilbox-init: ready";
-
-/// How long a guest may take: this only has to end what hangs.
-const DEADLINE: Duration = Duration::from_secs(120);
 
 /// The staged QEMU.
 pub struct Qemu {
@@ -37,49 +34,16 @@ impl Qemu {
         let (program, libraries) = stage.copy_program(&installed, "qemu-system-x86_64");
         let firmware = fs::canonicalize("/usr/share/qemu/bios-microvm.bin").ok()?;
         let firmware = stage.copy(&firmware, "qemu-system-x86_64/bios-microvm.bin");
-        let config = GuestConfig {
-            hostname: "bench".into(),
-            root: Root::Overlay {
-                base_serial: "base".into(),
-                base_fs: "erofs".into(),
-                upper_serial: "upper".into(),
-            },
-            mounts: Vec::new(),
-            env: Vec::new(),
-            workdir: None,
-            user: None,
-            resolv_conf: None,
-            hosts: Vec::new(),
-            interfaces: Vec::new(),
-            agent: Transport::Tcp {
-                port: 1024,
-                secret: serde_bytes::ByteBuf::from(b"unused".to_vec()),
-            },
-            unix_nanos: 1_700_000_000_000_000_000,
-            cpus: 1,
-        };
-        // The initramfs of lilbox's own boxes, with this guest's configuration behind it.
-        let mut archive = Archive::new();
-        archive.add(CONFIG_PATH, 0o600, Kind::File(&proto::codec::encode(&config)));
-        let mut initramfs = boxes::initramfs::INITRAMFS.to_vec();
-        initramfs.extend_from_slice(&archive.finish());
+        let secret = serde_bytes::ByteBuf::from(b"unused".to_vec());
+        let initramfs = guest::initramfs("base", "upper", Transport::Tcp { port: 1024, secret });
         fs::write(stage.path("qemu-initramfs"), initramfs).expect("write the initramfs");
-        let disk = fs::File::create(stage.path("qemu-fresh-disk")).expect("make a disk");
-        disk.set_len(4 << 30).expect("size the disk");
-        let status = Command::new("/usr/sbin/mkfs.ext4")
-            .arg("-q")
-            .arg(stage.path("qemu-fresh-disk"))
-            .status();
-        assert!(status.expect("run mkfs.ext4").success(), "mkfs.ext4 failed");
         Some(Self { program, libraries, firmware, stage: stage.path("") })
     }
 
     /// Boots a guest until its agent listens, and measures the memory of QEMU.
     pub fn cold_boot(&self, report: &mut Report) {
         let disk = self.stage.join("qemu-disk");
-        let mut copy = Command::new("cp");
-        copy.arg("--sparse=always").arg(self.stage.join("qemu-fresh-disk")).arg(&disk);
-        assert!(copy.status().expect("run cp").success(), "no fresh disk");
+        guest::fresh_disk(&disk);
         let file = |name: &str| self.stage.join(name).to_string_lossy().into_owned();
         let mut command = Command::new(&self.program);
         command.env("LD_LIBRARY_PATH", &self.libraries).arg("-bios").arg(&self.firmware).args([
@@ -103,7 +67,7 @@ impl Qemu {
             "-initrd",
             &file("qemu-initramfs"),
             "-append",
-            "quiet console=hvc0 reboot=t panic=-1 random.trust_cpu=on no_timer_check",
+            &format!("console=hvc0 {COMMAND_LINE}"),
             "-drive",
             &format!(
                 "if=none,id=base,format=raw,readonly=on,file={}",
