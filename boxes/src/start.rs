@@ -116,7 +116,6 @@ pub(crate) fn boot(
                 DeviceSpec::Rng,
                 DeviceSpec::Console,
             ],
-            extra_cmdline: None,
         },
         guest: guest_config(record, base_fs.name(), resolv::for_guest(), clock::unix_nanos()),
         fds: parts.roles.clone(),

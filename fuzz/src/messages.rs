@@ -22,7 +22,7 @@ pub fn agent_frames(data: &[u8]) {
             decoder.push(&encoded);
             let frame = decoder.next_frame().expect("our own frame").expect("a whole one");
             assert_eq!(Message::decode(frame).expect("our own message"), message);
-            assert!(!decoder.is_mid_frame());
+            assert!(decoder.into_rest().is_empty());
         }
     }
 }

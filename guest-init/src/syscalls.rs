@@ -77,13 +77,14 @@ pub fn kill(target: i32, signal: i32) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// The ioctl of the kernel's `fs/ext4/ext4.h`: `_IOW('f', 16, __u64)`.
+const EXT4_IOC_RESIZE_FS: libc::Ioctl = libc::_IOW::<u64>(b'f' as u32, 16);
+
 /// Grows a mounted ext4 file system to this many blocks.
 ///
 /// # Errors
 /// As the ioctl: no such ioctl on another file system, no space for descriptors, I/O.
 pub fn ext4_resize(directory: impl AsFd, blocks: u64) -> io::Result<()> {
-    /// `EXT4_IOC_RESIZE_FS` of the kernel's `fs/ext4/ext4.h`: `_IOW('f', 16, __u64)`.
-    const EXT4_IOC_RESIZE_FS: libc::Ioctl = 0x4008_6610;
     let fd = directory.as_fd().as_raw_fd();
     // SAFETY: the ioctl reads one `u64` through the pointer, which lives for the duration of the call.
     let result = unsafe { libc::ioctl(fd, EXT4_IOC_RESIZE_FS, &raw const blocks) };
@@ -102,8 +103,7 @@ mod tests {
 
     #[test]
     fn the_resize_request_has_the_number_of_the_kernel_header() {
-        // _IOW('f', 16, __u64): direction write (1) << 30, size 8 << 16, type 'f' << 8, number 16.
-        assert_eq!((1_u32 << 30) | (8 << 16) | (u32::from(b'f') << 8) | 16, 0x4008_6610);
+        assert_eq!(EXT4_IOC_RESIZE_FS, 0x4008_6610);
     }
 
     #[test]

@@ -96,12 +96,6 @@ impl FrameDecoder {
         self.buffer.drain(..self.consumed.min(self.buffer.len()));
         self.buffer
     }
-
-    /// Tells whether a frame has begun but not ended.
-    #[must_use]
-    pub fn is_mid_frame(&self) -> bool {
-        self.buffer.len() > self.consumed
-    }
 }
 
 #[cfg(test)]
@@ -127,7 +121,7 @@ mod tests {
                 }
             }
             assert_eq!(kinds, [(1, 5), (2, 0), (3, 300)]);
-            assert!(!decoder.is_mid_frame());
+            assert!(decoder.into_rest().is_empty());
         }
     }
 

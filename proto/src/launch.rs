@@ -81,9 +81,6 @@ pub struct MachineSpec {
     pub debug_boot: bool,
     /// Devices, in the order of their addresses.
     pub devices: Vec<DeviceSpec>,
-    /// Appended to the kernel's command line.
-    #[serde(default)]
-    pub extra_cmdline: Option<String>,
 }
 
 /// A virtio device.

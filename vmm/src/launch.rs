@@ -339,7 +339,6 @@ mod tests {
                     DeviceSpec::Block { fd: FdIndex(8), read_only: true, serial: "base".into() },
                     DeviceSpec::Vsock,
                 ],
-                extra_cmdline: None,
             },
             guest: GuestConfig {
                 hostname: "box".into(),

@@ -135,7 +135,6 @@ fn launch_with(
                 DeviceSpec::Rng,
                 DeviceSpec::Console,
             ],
-            extra_cmdline: None,
         },
         guest: GuestConfig {
             hostname: "box".into(),
@@ -240,7 +239,7 @@ fn garbage_on_the_launch_channel_gets_an_answer() {
 #[test]
 fn what_cannot_be_built_is_named() {
     type Case = (&'static [u8], fn(&mut LaunchRequest), Code, &'static str);
-    let cases: [Case; 6] = [
+    let cases: [Case; 5] = [
         (b"#!/bin/sh\n", |_| {}, Code::KernelInvalid, "not an uncompressed ELF image"),
         (b"", |_| {}, Code::KernelInvalid, "not an uncompressed ELF image"),
         (
@@ -250,12 +249,6 @@ fn what_cannot_be_built_is_named() {
             "of RAM were asked for, but the host has",
         ),
         (LOOP, |r| r.machine.cpus = 200, Code::InvalidValue, "number of vCPUs is 200"),
-        (
-            LOOP,
-            |r| r.machine.extra_cmdline = Some("x".repeat(4000)),
-            Code::InvalidValue,
-            "command line",
-        ),
         (LOOP, |r| r.protocol = 77, Code::ProtocolMismatch, "protocol 77"),
     ];
     for (code, change, expected, text) in cases {

@@ -155,7 +155,8 @@ fn the_window_holds_back_input_that_nobody_takes() {
         assert_eq!(taken, usize::try_from(STDIN_WINDOW_BYTES).unwrap());
         // Nothing more is here, and none comes until there is credit.
         agent.stream.set_nonblocking(true).unwrap();
-        assert!(agent.stream.read(&mut [0]).is_err() && !agent.decoder.is_mid_frame());
+        assert!(agent.stream.read(&mut [0]).is_err());
+        assert!(matches!(agent.decoder.next_frame(), Ok(None)));
         agent.stream.set_nonblocking(false).unwrap();
         agent.send(&Message::StdinCredit(1));
         assert!(matches!(agent.receive(), Some(Message::Stdin(bytes)) if bytes.len() == 1));

@@ -24,9 +24,6 @@ pub enum MachineError {
         /// Last lines of its console, or of QEMU's messages.
         tail: Vec<String>,
     },
-    /// The machine is not running, and nothing was to start it.
-    #[error("the machine is not running")]
-    NotRunning,
     /// QEMU's control socket does not do what it should.
     #[error("QEMU's control socket: cannot {operation}")]
     Qmp {
@@ -74,7 +71,6 @@ impl MachineError {
                  qemu-system-x86-core` (Fedora)"
                     .into()
             }
-            Self::NotRunning => "start it with `lilbox machine start`".into(),
             Self::Link { .. } | Self::Qmp { .. } => "restart it: `lilbox machine stop`, then try again".into(),
             Self::Settings(_) | Self::Start { .. } | Self::Lost { .. } | Self::Stuck => return None,
         })

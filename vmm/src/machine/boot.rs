@@ -135,7 +135,7 @@ fn load_initramfs(
 /// - `no_timer_check`: there is no PIT whose interrupt could be tested;
 /// - `cryptomgr.notests`: no self-tests.
 #[must_use]
-pub fn command_line(debug: bool, devices: &[Slot], extra: Option<&str>) -> String {
+pub fn command_line(debug: bool, devices: &[Slot]) -> String {
     let mut line =
         String::from("reboot=t panic=-1 random.trust_cpu=on no_timer_check cryptomgr.notests ");
     line += if debug {
@@ -147,10 +147,6 @@ pub fn command_line(debug: bool, devices: &[Slot], extra: Option<&str>) -> Strin
     for slot in devices {
         line.push(' ');
         line += &slot.command_line();
-    }
-    if let Some(extra) = extra {
-        line.push(' ');
-        line += extra;
     }
     line
 }
@@ -259,13 +255,12 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_names_every_device_and_ends_with_the_users_part() {
+    fn the_command_line_names_every_device_and_fits() {
         let slots: Vec<Slot> = (0..).map_while(layout::slot).collect();
-        let line = command_line(false, &slots, Some("mitigations=off"));
+        let line = command_line(false, &slots);
         assert!(line.len() < COMMAND_LINE_BYTES / 2);
         assert!(slots.iter().all(|slot| line.contains(&slot.command_line())));
-        assert!(line.ends_with(" mitigations=off"));
         assert!(line.contains(" quiet ") && !line.contains("ttyS0"));
-        assert!(command_line(true, &[], None).contains("console=ttyS0"));
+        assert!(command_line(true, &[]).contains("console=ttyS0"));
     }
 }

@@ -184,7 +184,7 @@ impl Machine {
         }
 
         let command_line =
-            boot::command_line(spec.debug_boot, &devices.slots, spec.extra_cmdline.as_deref());
+            boot::command_line(spec.debug_boot, &devices.slots);
         let payload = boot::Payload {
             kernel: &mut kernel,
             initramfs: &mut initramfs,

@@ -14,7 +14,7 @@ fn forwarded(listener: &TcpListener) -> (UnixStream, TcpStream) {
     assert_eq!(host.next(), Some(Message::Reply(Reply::Done)));
     let (server, _) = listener.accept().unwrap();
     server.set_read_timeout(Some(PATIENCE)).unwrap();
-    assert!(!host.decoder.is_mid_frame(), "nothing was sent yet");
+    assert!(host.decoder.into_rest().is_empty(), "nothing was sent yet");
     (host.stream, server)
 }
 
