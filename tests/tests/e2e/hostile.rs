@@ -1,7 +1,6 @@
 //! Hostile input on a box's sockets, and guests that die.
 
 use crate::forms::Random;
-use proto::code::Code;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -80,11 +79,12 @@ fn a_broken_image_gives_its_reason() {
     let mut bytes = Random::new(3).bytes(1 << 20);
     bytes[1024..1028].copy_from_slice(&0xE0F5_E1E2_u32.to_le_bytes());
     std::fs::write(&image, bytes).expect("write the image");
-    let finished =
-        lab.run(["--image", image.to_str().expect("UTF-8"), "--", "true"]).assert_code(125);
-    let words = [Code::GuestDied, Code::GuestPanic, Code::ImageInvalid, Code::Io].map(Code::word);
-    let stderr = finished.stderr_text();
-    assert!(words.iter().any(|word| stderr.contains(word)), "{stderr}");
+    // It looks like an image to the host, which never parses more than that; the guest finds out, and says where.
+    let _ = lab
+        .run(["--image", image.to_str().expect("UTF-8"), "--", "true"])
+        .assert_code(125)
+        .assert_stderr_contains("error[guest_died]")
+        .assert_stderr_contains("cannot assemble the root");
     assert!(lab.list().is_empty() && lab.vmm_pids().is_empty());
 }
 

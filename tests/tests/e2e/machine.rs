@@ -1,9 +1,16 @@
 //! The machine (the Linux host that lilbox brings along), seen from outside.
 
 use crate::forms::Random;
+use crate::terminal::Session;
 use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::time::Duration;
 use tests::{Finished, Invocation, place};
+use wait_timeout::ChildExt;
+
+/// Only ends what hangs.
+const DEADLINE: Duration = Duration::from_secs(240);
 
 /// The tests of this file; one after the other, since there is one machine.
 pub fn trials() -> Vec<libtest_mimic::Trial> {
@@ -42,6 +49,8 @@ fn passes_everything_through_and_survives_kills() {
     let pwd = lilbox(&home, ["machine", "exec", "--", "pwd"]).current_dir(here.path()).text();
     assert_eq!(Path::new(&pwd), here.path(), "the working directory is passed through");
 
+    terminals_and_signals_reach_the_guest(&home);
+
     // A machine that is killed takes its boxes down, and the next command brings it back.
     let _ = run(&["new", "keeper"]).assert_code(0).assert_stdout("keeper\n");
     let _ =
@@ -62,4 +71,36 @@ fn passes_everything_through_and_survives_kills() {
     assert_eq!(names, "", "boxes left in the machine");
     let _ = run(&["machine", "stop"]).assert_code(0);
     assert_eq!(status(&home)["status"], "stopped");
+}
+
+/// Through two agents: the machine's and the box's.
+fn terminals_and_signals_reach_the_guest(home: &Path) {
+    let script =
+        "trap 'echo caught; exit 5' INT; stty size; echo ready; while :; do sleep 0.1; done";
+    let args = ["run", "-it", "--", "sh", "-c", script];
+    let mut session = Session::start_in(home, "always", &args, (31, 97));
+    session.expect("31 97");
+    session.expect("ready");
+    session.type_in("\x03");
+    session.expect("caught");
+    assert_eq!(session.end(), 5);
+
+    for (script, code) in [
+        ("echo ready; exec sleep 1000", 143),
+        ("trap 'exit 6' TERM; echo ready; while :; do sleep 0.1; done", 6),
+    ] {
+        let mut client = lilbox(home, ["run", "--", "sh", "-c", script]).spawn();
+        let mut line = String::new();
+        BufReader::new(client.stdout.take().expect("stdout is piped"))
+            .read_line(&mut line)
+            .expect("read the command's output");
+        assert_eq!(line, "ready\n");
+        kill_process(Pid::from_child(&client), Signal::TERM).expect("ask the client to end");
+        let status = client.wait_timeout(DEADLINE).expect("wait for the client");
+        if status.is_none() {
+            client.kill().expect("kill the client");
+            client.wait().expect("reap the client");
+        }
+        assert_eq!(status.expect("SIGTERM ends the command").code(), Some(code), "{script}");
+    }
 }

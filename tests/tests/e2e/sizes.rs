@@ -1,11 +1,13 @@
 //! Processors, memory, disks: what was asked for is there, and what cannot be had is refused.
 
-use tests::Lab;
+use std::path::{Path, PathBuf};
+use tests::{Invocation, Lab};
 
 trials![
     one_two_and_four_processors,
     memory_from_128_mib_to_4_gib,
     what_cannot_be_had_is_an_error_not_a_hang,
+    no_space_for_a_box_is_told_before_it_is_made,
     the_vmm_needs_little_memory_of_its_own,
 ];
 
@@ -55,6 +57,50 @@ fn what_cannot_be_had_is_an_error_not_a_hang() {
         .assert_code(125)
         .assert_stderr_contains("kernel_invalid");
     assert!(lab.list().is_empty() && lab.vmm_pids().is_empty());
+}
+
+/// A file system of a few MiB, until dropped.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(directory: &Path) -> Self {
+        std::fs::create_dir(directory).expect("make the mount point");
+        let path = directory.to_str().expect("UTF-8");
+        let args = ["-t", "tmpfs", "-o", "size=8m", "tmpfs", path];
+        let _ = Invocation::new(Path::new("mount"), args).run().assert_code(0);
+        Self(directory.into())
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let unmounted = Invocation::new(Path::new("umount"), [&self.0]).run();
+        // A second panic would hide the first.
+        assert!(unmounted.code == 0 || std::thread::panicking(), "{unmounted}");
+    }
+}
+
+fn no_space_for_a_box_is_told_before_it_is_made() {
+    if !rustix::process::geteuid().is_root() {
+        // Only root can make a small file system; the machine, where all else runs, is always root's.
+        return;
+    }
+    let lab = Lab::new();
+    let home = lab.home().join("small");
+    let _disk = SmallDisk::mount(&home);
+    let lilbox = |args: &[&str]| lab.lilbox(args.iter().copied()).env("LILBOX_HOME", &home);
+    for (args, code) in [(&["new", "web"][..], 1), (&["run", "--", "true"], 125)] {
+        let _ = lilbox(args)
+            .run()
+            .assert_code(code)
+            .assert_stdout("")
+            .assert_stderr_contains("error[no_space]");
+    }
+    assert_eq!(lilbox(&["ls", "-q"]).text(), "");
+    for directory in ["data/boxes", "data/images"] {
+        let entries = home.join(directory).read_dir().expect("it is made with the first command");
+        assert_eq!(entries.count(), 0, "{directory}");
+    }
 }
 
 fn the_vmm_needs_little_memory_of_its_own() {
