@@ -183,8 +183,7 @@ impl Machine {
             serial::attach(&*vm, &mut devices.bus, &console_log)?;
         }
 
-        let command_line =
-            boot::command_line(spec.debug_boot, &devices.slots);
+        let command_line = boot::command_line(spec.debug_boot, &devices.slots);
         let payload = boot::Payload {
             kernel: &mut kernel,
             initramfs: &mut initramfs,
