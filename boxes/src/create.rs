@@ -8,7 +8,7 @@ use crate::home::Home;
 use crate::image::ResolvedImage;
 use crate::launch::{Launched, Vmm};
 use crate::lock::{Gate, Lock};
-use crate::paths::{BoxFiles, create_private, remove_tree};
+use crate::paths::{BoxFiles, create_private, remove_file, remove_tree};
 use crate::progress::{Step, Tell};
 use crate::store::{BoxRecord, NewBox, State};
 use crate::{
@@ -160,7 +160,15 @@ impl Drop for OwnedBox<'_> {
 /// Removes the row and the files of a box that does not run. The caller holds its lock, or is its owner.
 pub(crate) fn erase(home: &Home, id: &BoxId, files: &BoxFiles) -> Result<()> {
     // The row first: files without a row are rubbish that the next command removes, a row without files is a lie.
-    home.store.remove(id)?;
+    match home.store.remove(id) {
+        Err(error) if error.is_disk_full() => {
+            // Unless there is not even the space to write that down: removing boxes is how to get some. Who is killed
+            // between the two leaves a box that cannot start, and can be removed.
+            remove_file(&files.disk())?;
+            home.store.remove(id)?;
+        }
+        result => result?,
+    }
     start::remove_sockets(files)?;
     remove_tree(&files.directory)
 }

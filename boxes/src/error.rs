@@ -206,6 +206,15 @@ impl Error {
         move |errno| wrap(errno.into())
     }
 
+    /// Whether a write failed for want of space.
+    pub(crate) fn is_disk_full(&self) -> bool {
+        match self {
+            Self::Io { source, .. } => source.kind() == io::ErrorKind::StorageFull,
+            Self::State { source, .. } => is_database_full(source),
+            _ => false,
+        }
+    }
+
     /// The code word.
     #[must_use]
     pub fn code(&self) -> Code {
@@ -233,11 +242,11 @@ impl Error {
             Self::Refused { code, .. } => *code,
             Self::StopTimeout(_) => Code::Internal,
             Self::Interrupted => Code::Interrupted,
+            _ if self.is_disk_full() => Code::NoSpace,
             Self::State { .. } | Self::StateNewer { .. } | Self::StateInvalid { .. } => {
                 Code::StateInvalid
             }
             Self::Machine(error) => error.code(),
-            Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => Code::NoSpace,
             Self::Io { .. } => Code::Io,
         }
     }
@@ -272,15 +281,21 @@ impl Error {
             Self::KernelInvalid { .. } => "--kernel takes an uncompressed ELF vmlinux".into(),
             Self::Launch(failure) => launch_hint(failure.code)?.into(),
             Self::StateNewer { .. } => "use the newer lilbox, or another LILBOX_HOME".into(),
-            Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-                "free some disk space, or move LILBOX_HOME to a larger disk".into()
-            }
+            _ if self.is_disk_full() => "free some disk space, or move LILBOX_HOME to a larger disk".into(),
             Self::Machine(error) => return error.hint(),
             Self::Guest(failed) => guest_hint(failed.code)?.into(),
             Self::ConnectionLost(name) => format!("`lilbox logs {name}` shows its console"),
             _ => return None,
         })
     }
+}
+
+/// Whether SQLite found no space: for a file, or for the index of the log, which has a code of its own.
+fn is_database_full(error: &rusqlite::Error) -> bool {
+    use rusqlite::{ErrorCode, ffi};
+    error.sqlite_error().is_some_and(|error| {
+        error.code == ErrorCode::DiskFull || error.extended_code == ffi::SQLITE_IOERR_SHMSIZE
+    })
 }
 
 fn launch_hint(code: Code) -> Option<&'static str> {
@@ -357,5 +372,16 @@ mod tests {
         let error = Error::io("write disk")(io::Error::from(io::ErrorKind::StorageFull));
         assert_eq!(error.code(), Code::NoSpace);
         assert!(error.hint().is_some());
+        for code in [rusqlite::ffi::SQLITE_FULL, rusqlite::ffi::SQLITE_IOERR_SHMSIZE] {
+            let source = rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None);
+            let error = Error::State { operation: "remove a box", source };
+            assert_eq!(error.code(), Code::NoSpace);
+            assert!(error.hint().is_some());
+        }
+        let source = rusqlite::Error::SqliteFailure(
+            rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_IOERR),
+            None,
+        );
+        assert_eq!(Error::State { operation: "x", source }.code(), Code::StateInvalid);
     }
 }

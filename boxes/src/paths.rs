@@ -262,6 +262,16 @@ pub(crate) fn remove_tree(path: &Path) -> Result<()> {
     }
 }
 
+/// Removes a file that may be gone already.
+pub(crate) fn remove_file(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::io(format!("remove {}", path.display()))(error))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Eight hexadecimal digits that stand for a path.
 fn short_hash(path: &Path) -> String {
     let digest = Sha256::digest(path.as_os_str().as_bytes());

@@ -38,8 +38,14 @@ pub struct Interaction {
 }
 
 impl Interaction {
-    /// Decides whether there is a terminal and whether standard input is sent.
-    fn decide(self, stdin_is_terminal: bool, stdout_is_terminal: bool) -> Result<(bool, bool)> {
+    /// Decides whether there is a terminal and whether standard input is sent. A job in the background has neither
+    /// unless it asks for them: it would be stopped.
+    fn decide(
+        self,
+        stdin_is_terminal: bool,
+        stdout_is_terminal: bool,
+        in_foreground: bool,
+    ) -> Result<(bool, bool)> {
         if self.tty && !stdin_is_terminal {
             return Err(CliError::Usage(
                 "standard input is not a terminal: leave out -t, or give the command a terminal"
@@ -47,7 +53,7 @@ impl Interaction {
             ));
         }
         let told = self.interactive || self.tty || self.no_tty;
-        let automatic = !told && stdin_is_terminal && stdout_is_terminal;
+        let automatic = !told && in_foreground && stdin_is_terminal && stdout_is_terminal;
         let tty = self.tty || automatic;
         Ok((tty, automatic || self.interactive || !stdin_is_terminal))
     }
@@ -73,8 +79,11 @@ pub fn attach(
     ending: Option<&mut Signals>,
     run: impl FnOnce(&Exec, Streams<'_>, &mut dyn Events) -> boxes::Result<Outcome>,
 ) -> Result<ExitCode> {
-    let (tty, stdin) =
-        interaction.decide(terminal::stdin_is_terminal(), terminal::stdout_is_terminal())?;
+    let (tty, stdin) = interaction.decide(
+        terminal::stdin_is_terminal(),
+        terminal::stdout_is_terminal(),
+        terminal::in_foreground(),
+    )?;
     exec.stdin = stdin && !exec.detach;
     if tty && !exec.detach {
         exec.tty = Some(terminal::size().unwrap_or(DEFAULT_SIZE));
@@ -180,7 +189,7 @@ mod tests {
         // (terminal, standard input) for: both terminals; only input; only output; none.
         let decide = |interaction: Interaction| {
             [(true, true), (true, false), (false, true), (false, false)]
-                .map(|(stdin, stdout)| interaction.decide(stdin, stdout).ok())
+                .map(|(stdin, stdout)| interaction.decide(stdin, stdout, true).ok())
         };
         let piped = Some((false, true));
         assert_eq!(decide(none), [Some((true, true)), Some((false, false)), piped, piped]);
@@ -188,6 +197,14 @@ mod tests {
         assert_eq!(decide(it), [Some((true, true)), Some((true, true)), None, None]);
         assert_eq!(decide(t), [Some((true, false)), Some((true, false)), None, None]);
         assert_eq!(decide(no), [Some((false, false)), Some((false, false)), piped, piped]);
+    }
+
+    #[test]
+    fn a_job_in_the_background_is_not_stopped_for_a_terminal_it_did_not_ask_for() {
+        let none = Interaction::default();
+        assert_eq!(none.decide(true, true, false).unwrap(), (false, false));
+        let asked = Interaction { tty: true, ..none };
+        assert_eq!(asked.decide(true, true, false).unwrap(), (true, false));
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use crate::error::{CliError, Result};
 use proto::agent::TtySize;
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use rustix::process::getpgrp;
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr};
 use std::io::IsTerminal;
 use std::sync::{Mutex, Once, PoisonError};
 
@@ -23,6 +24,12 @@ pub fn stdout_is_terminal() -> bool {
 /// Whether standard error is a terminal.
 pub fn stderr_is_terminal() -> bool {
     std::io::stderr().is_terminal()
+}
+
+/// Whether the terminal on standard input is this process's to use: changing its modes or reading it stops a job in the
+/// background. One that is not the controlling terminal is nobody's, and so free.
+pub fn in_foreground() -> bool {
+    tcgetpgrp(std::io::stdin()).map_or(true, |foreground| foreground == getpgrp())
 }
 
 /// The size of the terminal on standard input or output.

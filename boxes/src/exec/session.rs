@@ -10,6 +10,7 @@ use proto::version::AGENT_PROTOCOL;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
+use std::io::IsTerminal;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -190,19 +191,30 @@ impl<'a> Session<'a> {
         let window = usize::try_from(STDIN_WINDOW_BYTES).expect("it fits");
         let mut buffer = vec![0; DATA_CHUNK_BYTES.min(window - self.in_flight)];
         match rustix::io::read(stdin, &mut buffer) {
-            // A terminal that was hung up reads as an error; nothing more comes from it either.
-            Ok(0) | Err(Errno::IO) => {
-                self.stdin = None;
-                self.send(&Message::StdinEof)
-            }
+            Ok(0) => self.end_stdin(),
             Ok(len) => {
                 buffer.truncate(len);
                 self.in_flight += len;
                 self.send(&Message::Stdin(buffer))
             }
             Err(Errno::INTR | Errno::AGAIN) => Ok(()),
+            // Open for writing only, as `nohup` leaves it to programs that are not to read it.
+            Err(Errno::BADF) => self.end_stdin(),
+            // A terminal that was hung up; nothing more comes from it either.
+            Err(Errno::IO) if stdin.is_terminal() => self.end_stdin(),
+            // Only a command that reads it is wrong; most do not.
+            Err(Errno::ISDIR) => {
+                log::warn!("standard input is a directory: the command finds it empty");
+                self.end_stdin()
+            }
             Err(errno) => Err(Error::sys("read standard input")(errno)),
         }
+    }
+
+    /// Tells the guest that there is no more standard input.
+    fn end_stdin(&mut self) -> Result<()> {
+        self.stdin = None;
+        self.send(&Message::StdinEof)
     }
 
     fn send(&mut self, message: &Message) -> Result<()> {

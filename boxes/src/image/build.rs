@@ -1,7 +1,7 @@
 //! Images made here: an archive or a directory becomes a file in the images directory, named after its content.
 
 use super::directory::{self, Owners};
-use super::erofs::{self, BuildOptions};
+use super::erofs::{self, BuildOptions, ErofsError};
 use super::{ImageConfig, file};
 use crate::home::Home;
 use crate::lock::Gate;
@@ -74,15 +74,18 @@ pub fn import(
         Unfinished::new(&home.dirs.images())?
     };
     let options = BuildOptions::default();
-    let invalid = |error: &dyn std::error::Error| Error::ImageInvalid {
-        reference: tag.into(),
-        cause: chain(error),
+    let refused = |error| match error {
+        // That is not the archive's fault.
+        ErofsError::WriteImage { operation, source } => {
+            Error::io(format!("write the image ({operation})"))(source)
+        }
+        error => Error::ImageInvalid { reference: tag.into(), cause: chain(&error) },
     };
     let summary = match source {
         Source::Tar(tar) => {
             let mut tar = Counted::new(tar, tell);
-            let summary = erofs::build_from_tar(&mut tar, &unfinished.file, &options)
-                .map_err(|error| invalid(&error))?;
+            let summary =
+                erofs::build_from_tar(&mut tar, &unfinished.file, &options).map_err(refused)?;
             // A writer at the other end of a pipe must not be cut off before its last block.
             std::io::copy(&mut tar, &mut std::io::sink())
                 .map_err(Error::io("read the archive to its end"))?;
@@ -101,10 +104,10 @@ pub fn import(
                     (Err(Error::Io { source, .. }), Err(error))
                         if source.kind() == std::io::ErrorKind::BrokenPipe =>
                     {
-                        Err(invalid(&error))
+                        Err(refused(error))
                     }
                     (Err(error), _) => Err(error),
-                    (Ok(()), built) => built.map_err(|error| invalid(&error)),
+                    (Ok(()), built) => built.map_err(refused),
                 }
             })?
         }

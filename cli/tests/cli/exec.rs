@@ -1,7 +1,8 @@
 //! Commands in boxes: streams, exit codes, options.
 
-use crate::harness::{Home, until};
+use crate::harness::{Ended, Home, until};
 use rustix::process::{Pid, Signal, kill_process};
+use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
@@ -95,7 +96,7 @@ fn output_that_nobody_reads_ends_the_command_quietly() {
     let mut command = home.lilbox(["completions", "bash"]);
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let ended = crate::harness::Ended::from(
+    let ended = Ended::from(
         command.stdout(writer).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap(),
     );
     assert_eq!(ended.code(0).stderr, "");
@@ -132,4 +133,22 @@ fn a_box_that_dies_under_its_command_is_an_error_with_its_console() {
         .code(125)
         .says(&["error[guest_died]", "lilbox logs web"]);
     until("the VMM has ended", || home.vmms().is_empty());
+}
+
+/// `nohup` leaves a standard input that cannot be read; shells can make it a directory.
+#[test]
+fn a_standard_input_that_cannot_be_read_is_an_empty_one() {
+    let home = Home::new("ready");
+    let _ = home.run(["new", "web"]).code(0);
+    for (input, warning) in [
+        (File::options().write(true).open("/dev/null").unwrap(), ""),
+        (File::open(home.root()).unwrap(), "warning: standard input is a directory"),
+    ] {
+        for args in [&["exec", "web", "--", "cat"][..], &["run", "--", "cat"]] {
+            let mut command = home.lilbox(args.iter().copied());
+            command.stdin(input.try_clone().unwrap());
+            let ended = Ended::of(command).code(0).says(&[warning]);
+            assert_eq!(ended.stdout, "");
+        }
+    }
 }
