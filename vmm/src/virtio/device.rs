@@ -127,4 +127,6 @@ pub trait VirtioDevice: Send {
     fn start(&mut self, activation: Activation) -> io::Result<()>;
     /// Ends work and returns the queues' state, in order; empty if it was not started.
     fn stop(&mut self) -> Vec<Queue>;
+    /// Learns, after a stop, that it was a reset by the driver, which may never come back: whoever waits for it is told.
+    fn driver_left(&mut self) {}
 }

@@ -137,6 +137,7 @@ impl MmioTransport {
     pub fn reset(&mut self) {
         if self.running {
             self.device.stop();
+            self.device.driver_left();
             self.running = false;
         }
         // Only now: no device thread can set a bit after this.

@@ -181,14 +181,9 @@ impl VirtioDevice for Vsock {
     fn start(&mut self, activation: Activation) -> io::Result<()> {
         let mut worker = lock(&self.worker);
         let queues = Queues::new(activation, &self.poll)?;
-        let handler: SharedHandler = self.worker.clone();
-        let source: Arc<dyn Source> = self.poll.clone();
-        match self.io.register(source, EventSet::IN, handler, 0) {
-            Ok(registration) => worker.registration = Some(registration),
-            Err(error) => {
-                queues.into_inner(&self.poll);
-                return Err(error);
-            }
+        if let Err(error) = self.attend(&mut worker) {
+            queues.into_inner(&self.poll);
+            return Err(error);
         }
         if queues.are_fresh() {
             worker.muxer.forget_guest();
@@ -207,6 +202,29 @@ impl VirtioDevice for Vsock {
         worker.registration = None;
         worker.muxer.go_offline();
         worker.queues.take().map(|queues| queues.into_inner(&self.poll)).unwrap_or_default()
+    }
+
+    fn driver_left(&mut self) {
+        let mut worker = lock(&self.worker);
+        worker.muxer.close();
+        // Clients are turned away from now on, rather than left to wait.
+        match self.attend(&mut worker) {
+            Ok(()) => worker.acceptable = true,
+            Err(error) => worker.faults.note(format_args!("turn clients away: {error}")),
+        }
+        self.poll.wake();
+    }
+}
+
+impl Vsock {
+    /// Lets the I/O thread serve the device, as it may do already.
+    fn attend(&self, worker: &mut Worker) -> io::Result<()> {
+        // One at a time: both would be for the same descriptor.
+        worker.registration = None;
+        let handler: SharedHandler = self.worker.clone();
+        let source: Arc<dyn Source> = self.poll.clone();
+        worker.registration = Some(self.io.register(source, EventSet::IN, handler, 0)?);
+        Ok(())
     }
 }
 

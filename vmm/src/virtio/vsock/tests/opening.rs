@@ -217,6 +217,30 @@ fn a_new_driver_does_not_inherit_connections() {
     assert_eq!(guest.expect(Op::Data).1, b"still here");
 }
 
+/// As when root in the guest unbinds the driver: commands in the box must not wait for what never comes.
+#[test]
+fn clients_are_turned_away_once_the_driver_has_left() {
+    let mut guest = Guest::up(RX, HostPorts::new());
+    let mut client = guest.client();
+    Socket::accept(&mut guest);
+    guest.device.stop();
+    guest.device.driver_left();
+    assert_eq!(client.read(&mut [0]).unwrap(), 0);
+    let mut late = guest.client();
+    guest.run();
+    assert_eq!(late.read(&mut [0]).unwrap(), 0);
+    assert!(guest.handle.connect(6).is_err());
+
+    guest.rx.restart(&guest.memory);
+    guest.tx.restart(&guest.memory);
+    guest.start();
+    let _client = guest.client();
+    for slot in 0..4 {
+        guest.post(slot);
+    }
+    Socket::accept(&mut guest);
+}
+
 #[test]
 fn stopped_and_started_again_it_goes_on() {
     let mut guest = Guest::up(RX, HostPorts::new());
