@@ -47,7 +47,7 @@ lint: deps-test
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items
 	cargo deny --all-features check bans licenses sources
 	cargo machete
-	shellcheck $$(scripts/shell-files)
+	shellcheck -x -P SCRIPTDIR $$(scripts/shell-files)
 	kernel-config/test
 
 unit: deps-test ## unit tests and fuzz replay (no virtual machine needed)
