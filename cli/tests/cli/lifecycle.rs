@@ -1,7 +1,8 @@
 //! The life of a box.
 
-use crate::harness::Home;
+use crate::harness::{Ended, Home};
 use rustix::process::{Pid, Signal, kill_process};
+use std::process::{Command, Stdio};
 
 fn status(home: &Home) -> String {
     home.list()[0]["status"].as_str().unwrap().to_owned()
@@ -185,4 +186,35 @@ fn a_hung_vmm_is_ended() {
     assert_eq!(status(&home), "stopped");
     let _ = home.run(["rm", "web"]).code(0);
     assert!(home.left().is_empty());
+}
+
+/// Removing boxes is how a full disk gets space again.
+#[test]
+fn boxes_can_be_removed_from_a_full_disk() {
+    let home = Home::new("ready");
+    let script = r#"
+        cp -a "$LILBOX_HOME/." "$HOME" && mount -t tmpfs -o size=70m none "$LILBOX_HOME" &&
+        cp -a "$HOME/." "$LILBOX_HOME" && "$1" new web && "$1" stop web || exit 1
+        echo kept > "$LILBOX_HOME"/data/boxes/*/disk.ext4
+        dd if=/dev/zero of="$LILBOX_HOME/fill" bs=4k 2>/dev/null
+        "$1" new other; echo "code $?"
+        "$1" rm web; echo "code $?"
+        "$1" ls -q"#;
+    let lilbox = home.lilbox([]);
+    let in_namespace = |words: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--mount"]).args(words).env_clear();
+        command.envs(lilbox.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.stdin(Stdio::null());
+        command
+    };
+    if !in_namespace(&["mount", "-t", "tmpfs", "none", "/mnt"]).status().unwrap().success() {
+        println!("skipped: this user cannot mount anything");
+        return;
+    }
+    std::fs::create_dir(home.path("user")).unwrap();
+    let program = lilbox.get_program().to_str().unwrap();
+    let ended = Ended::of(in_namespace(&["sh", "-c", script, "sh", program])).code(0);
+    assert_eq!(ended.stdout, "web\ncode 1\ncode 0\n", "{}", ended.stderr);
+    let _ = ended.says(&["error[no_space]"]);
 }
