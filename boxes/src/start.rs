@@ -5,9 +5,11 @@
 use crate::home::Home;
 use crate::launch::{self, Launched, Vmm};
 use crate::lock::{Gate, Lock};
+use crate::machine;
 use crate::paths::{BoxFiles, create_private, remove_tree};
 use crate::store::{BoxRecord, State};
 use crate::{Error, Result, clock, gc, image, initramfs::INITRAMFS, resolv};
+use proto::code::Code;
 use proto::guest::{GuestConfig, Root, Transport};
 use proto::launch::{DeviceSpec, FdIndex, FdRole, LaunchRequest, MachineSpec};
 use proto::version::LAUNCH_PROTOCOL;
@@ -23,6 +25,13 @@ use std::time::Duration;
 
 /// How long a guest may take until its agent listens. A host that is emulated itself needs seconds.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How often a boot is tried inside the machine. An emulated CPU loses about one boot in a hundred: the guest spins on a
+/// lock that nobody holds, or runs into an instruction that is not there (`docs/decisions/0006`).
+const EMULATED_ATTEMPTS: u32 = 3;
+
+/// How long one of several attempts may take: a boot needs some two seconds there, and a tenth of that for each CPU.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long processes have to end when a box is stopped, unless the user says otherwise.
 pub const STOP_GRACE: Duration = Duration::from_secs(10);
@@ -83,6 +92,34 @@ pub(crate) fn boot(
     cancel: Option<BorrowedFd<'_>>,
 ) -> Result<(Vmm, Launched)> {
     check_memory(record.spec.memory_mib)?;
+    let mut left = if machine::is_inside() { EMULATED_ATTEMPTS } else { 1 };
+    loop {
+        left -= 1;
+        let patience = ATTEMPT_TIMEOUT + Duration::from_secs(record.spec.cpus.into());
+        let timeout = if left == 0 { BOOT_TIMEOUT } else { patience };
+        match attempt(home, record, &lock, tied_to_parent, timeout, cancel) {
+            Err(Error::Launch(failure)) if left > 0 && is_lost(failure.code) => {
+                log::warn!("the emulated CPU lost the box's boot ({}): trying again", failure.code);
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Whether a boot may have failed because of the CPU it ran on.
+fn is_lost(code: Code) -> bool {
+    matches!(code, Code::BootTimeout | Code::GuestDied | Code::GuestPanic)
+}
+
+/// Boots a box once. When it fails, its VMM is gone.
+fn attempt(
+    home: &Home,
+    record: &BoxRecord,
+    lock: &Lock,
+    tied_to_parent: bool,
+    boot_timeout: Duration,
+    cancel: Option<BorrowedFd<'_>>,
+) -> Result<(Vmm, Launched)> {
     let files = home.files(record);
     let mut parts = Parts::default();
     parts.add(FdRole::Kvm, open_kvm(&home.install.kvm)?);
@@ -119,7 +156,7 @@ pub(crate) fn boot(
         },
         guest: guest_config(record, base_fs.name(), resolv::for_guest(), clock::unix_nanos()),
         fds: parts.roles.clone(),
-        boot_timeout_ms: millis(BOOT_TIMEOUT),
+        boot_timeout_ms: millis(boot_timeout),
         stop_grace_ms: millis(STOP_GRACE),
         tied_to_parent,
     };
@@ -127,10 +164,9 @@ pub(crate) fn boot(
     let borrowed: Vec<_> = parts.descriptors.iter().map(AsFd::as_fd).collect();
     let mut vmm = launch::spawn(&home.install.vmm, log, &request, &borrowed)?;
     lock.hand_over(vmm.pid())?;
-    // From here on the box's sockets and its lock are the VMM's alone: if it dies, everybody sees it at once.
+    // From here on the box's sockets are the VMM's alone: if it dies, everybody sees it at once.
     drop(borrowed);
     drop(parts);
-    drop(lock);
     let launched = vmm.wait_until_ready(cancel)?;
     Ok((vmm, launched))
 }

@@ -41,11 +41,17 @@ pub use stop::{remove, stop};
 
 use crate::install::Install;
 use crate::paths::Dirs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Where the machine's own disk is mounted inside it, which is `LILBOX_HOME` there. Short, since paths of sockets are
 /// limited, and below `/run`, which is the machine's own and not the host's.
 pub const INNER_HOME: &str = "/run/lilbox-machine";
+
+/// Whether this process runs inside the machine.
+#[must_use]
+pub fn is_inside() -> bool {
+    Path::new(INNER_HOME).is_dir()
+}
 
 /// Lines of a log that an error shows.
 const TAIL_LINES: usize = 12;
