@@ -64,7 +64,7 @@ soak: build deps-test ## the long forms of the end-to-end tests
 
 bench: build deps-test ## measure, side by side with other VMMs where they are installed
 	cargo build --locked --release -p tests --bins
-	$(TARGET)/release/lilbox-bench
+	$(TARGET)/release/lilbox-bench --json $(TARGET)/bench.json
 
 install: build ## install below PREFIX (default /usr/local)
 	./install.sh --prefix "$(PREFIX)" --from "$(TARGET)"

@@ -100,7 +100,7 @@ fn notice(event: Event, reason: Option<&str>) -> String {
     match (event, reason) {
         (Event::Starting, None) => "note: starting the machine".into(),
         (Event::Starting, Some(reason)) => format!(
-            "note: {reason}: starting an emulated machine, in which boxes run 10 to 30 times slower \
+            "note: {reason}: starting an emulated machine, in which boxes run much slower \
              (`lilbox machine status` shows what it costs)"
         ),
         (Event::Restarting, _) => {
