@@ -30,7 +30,8 @@ const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 /// lock that nobody holds, or runs into an instruction that is not there (`docs/decisions/0006`).
 const EMULATED_ATTEMPTS: u32 = 3;
 
-/// How long one of several attempts may take: a boot needs some two seconds there, and a tenth of that for each CPU.
+/// How long one of several attempts may take, with a second more for each vCPU: a boot needs some two seconds there, and
+/// about half a second for each vCPU.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long processes have to end when a box is stopped, unless the user says otherwise.

@@ -3,7 +3,8 @@
 //! The code avoids what a software KVM cannot emulate, so this runs on more hosts than a kernel does. Without
 //! `/dev/kvm` each test says that it was skipped; with `LILBOX_REQUIRE_KVM=1` that is a failure.
 
-use std::fs::OpenOptions;
+mod device;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -18,22 +19,7 @@ use vmm::machine::ram;
 const CODE: u64 = 0x10_0000;
 
 fn kvm() -> Option<Kvm> {
-    match OpenOptions::new().read(true).write(true).open("/dev/kvm") {
-        Ok(file) => Some(Kvm::new(file.into()).unwrap()),
-        Err(error) => {
-            #[expect(
-                clippy::disallowed_methods,
-                reason = "a test harness may read the environment"
-            )]
-            let required = std::env::var("LILBOX_REQUIRE_KVM").is_ok_and(|value| value == "1");
-            assert!(!required, "/dev/kvm is required and cannot be opened: {error}");
-            #[expect(clippy::print_stdout, reason = "a skipped test says so")]
-            {
-                println!("skipped: /dev/kvm cannot be opened: {error}");
-            }
-            None
-        }
-    }
+    device::kvm().map(|file| Kvm::new(file.into()).unwrap())
 }
 
 /// A machine with 2 MiB of RAM and this code where the processor begins.

@@ -2,6 +2,9 @@
 //!
 //! Needs `/dev/kvm`; says so when it is missing, and fails with `LILBOX_REQUIRE_KVM=1`.
 
+mod device;
+
+use device::kvm;
 use proto::code::Code;
 use proto::control::{ControlOp, ControlReply, ControlRequest, KIND_REQUEST, MachineState};
 use proto::frame::{self, FrameDecoder};
@@ -34,25 +37,6 @@ struct Vmm {
     child: Child,
     channel: Option<OwnedFd>,
     directory: tempfile::TempDir,
-}
-
-fn kvm() -> Option<File> {
-    match OpenOptions::new().read(true).write(true).open("/dev/kvm") {
-        Ok(file) => Some(file),
-        Err(error) => {
-            #[expect(
-                clippy::disallowed_methods,
-                reason = "a test harness may read the environment"
-            )]
-            let required = std::env::var("LILBOX_REQUIRE_KVM").is_ok_and(|value| value == "1");
-            assert!(!required, "/dev/kvm is required and cannot be opened: {error}");
-            #[expect(clippy::print_stdout, reason = "a skipped test says so")]
-            {
-                println!("skipped: /dev/kvm cannot be opened: {error}");
-            }
-            None
-        }
-    }
 }
 
 /// An ELF file with this code at 1 MiB, which is also its entry.
